@@ -1,0 +1,1 @@
+"""OLMo-2 pretraining, native to the Hugging Face stack."""

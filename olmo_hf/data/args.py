@@ -1,0 +1,64 @@
+"""What may be asked of the data: the `data` section of a run's YAML, and the data of an evaluator."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+TokenDtype = Literal["uint8", "uint16", "uint32", "uint64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceFilterArgs:
+    """Drops the labels of instances with long periodic repetitions (spec: data.md section 7)."""
+
+    repetition_max_period: int = 13
+    """Longest period looked for, in tokens."""
+
+    repetition_min_period: int = 1
+    """Shortest period looked for, in tokens."""
+
+    repetition_max_count: int = 32
+    """An instance in which a period repeats at least this often is masked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataArgs:
+    """Token files in, a public global order out."""
+
+    paths: tuple[str, ...] = ()
+    """Token files or globs, in the order that numbers the instances."""
+
+    token_dtype: TokenDtype | None = None
+    """Type of a token id on disk. None: taken from the manifest beside the files."""
+
+    label_mask_paths: tuple[str, ...] = ()
+    """One file of booleans (one byte per token) per token file: True is trained on."""
+
+    sequence_length: int = 2048
+    """Tokens per instance."""
+
+    seed: int | None = None
+    """Seed of the global order. None: `training.seed`."""
+
+    shuffle: bool = True
+    """False reads the instances in file order."""
+
+    instance_filter: InstanceFilterArgs | None = None
+    """Presence turns the repetition filter on."""
+
+    document_masking: bool = False
+    """True: attention never crosses a document boundary (found by the end-of-text id)."""
+
+    document_positions: Literal["keep", "reset"] = "keep"
+    """With `document_masking`: whether positions run on (as the original) or restart in each document."""
+
+    num_workers: int = 0
+    """Processes that read ahead, per rank."""
+
+    prefetch_factor: int = 2
+    """Micro-batches each worker holds ready."""
+
+    pin_memory: bool = False
+    """Page-locked host memory, for a GPU."""
+
+    check: Literal["full", "quick"] = "quick"
+    """Before training: `quick` checks sizes and samples ids; `full` reads every token."""

@@ -1,0 +1,168 @@
+"""What may be asked of training: the `training` section of a run's YAML.
+
+Fields that `transformers.TrainingArguments` also has carry its names; here they only get the recipe's defaults.
+Every other field of `TrainingArguments` may be given in the YAML too and is kept in `transformers`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Duration = int | str
+"""Steps (`300`), epochs (`"2ep"`) or tokens (`"5e12T"`); see `olmo_hf/training/durations.py`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerArgs:
+    """Learning rate over the run (spec: trainer.md section 8)."""
+
+    name: Literal[
+        "cosine_with_warmup",
+        "linear_with_warmup",
+        "inverse_sqrt_with_warmup",
+        "max_scheduler",
+        "constant",
+        "constant_with_warmup",
+        "cosine_linear_envelope",
+        "warmup_stable_decay",
+    ] = "cosine_with_warmup"
+    """Shape of the curve."""
+
+    units: Literal["steps", "tokens"] = "steps"
+    """Unit of `warmup`, `t_max`, `decay` and `grad_clip_warmup`."""
+
+    warmup: float = 100
+    """Length of the linear warm-up, in `units`."""
+
+    t_max: float | None = None
+    """Where the curve reaches its floor, in `units`. None: the end of the run."""
+
+    alpha_f: float = 0.1
+    """Floor, as a fraction of the peak."""
+
+    warmup_min_lr: float | None = None
+    """Learning rate at the start of the warm-up. None: a tenth of the peak, as the original."""
+
+    decay: float | None = None
+    """`warmup_stable_decay` only: length of the final decay, in `units`."""
+
+    decay_shape: Literal["linear", "cosine", "one_minus_sqrt"] = "linear"
+    """`warmup_stable_decay` only: shape of the final decay."""
+
+    grad_clip_warmup: float | None = None
+    """Until here, in `units`, the clipping limits are multiplied by `grad_clip_warmup_factor`."""
+
+    grad_clip_warmup_factor: float | None = None
+    """Factor on the clipping limits during `grad_clip_warmup`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingArgs:
+    """How it learns, for how long, and what is kept."""
+
+    output_dir: str = ""
+    """Run directory. Empty: `runs/NAME`."""
+
+    max_duration: Duration | None = None
+    """Length of the run: steps, epochs or tokens."""
+
+    global_train_batch_size: int | None = None
+    """Instances per optimizer step over all ranks; accumulation is derived from it."""
+
+    per_device_train_batch_size: int = 8
+    """Instances per forward pass and device (the micro-batch)."""
+
+    per_device_eval_batch_size: int = 8
+    """Instances per forward pass and device in evaluation."""
+
+    seed: int = 6198
+    """Seed of weights and dropout, and of the data order unless `data.seed` is set."""
+
+    learning_rate: float = 4e-4
+    """Peak learning rate."""
+
+    optimizer: Literal["adamw", "lion"] = "adamw"
+    """Update rule. Any other of Hugging Face's is reached by `optim`."""
+
+    optim: str = "adamw_torch_fused"
+    """Hugging Face's optimizer name; another value than the default replaces `optimizer`."""
+
+    adam_beta1: float = 0.9
+    """First decay rate of the moments (AdamW and Lion)."""
+
+    adam_beta2: float = 0.95
+    """Second decay rate of the moments (AdamW and Lion)."""
+
+    adam_epsilon: float = 1e-8
+    """Term added to the denominator of AdamW."""
+
+    weight_decay: float = 0.1
+    """Decoupled weight decay of the parameters that decay."""
+
+    decay_norm_and_bias: bool = True
+    """Whether norm weights and biases decay (OLMo-2: yes)."""
+
+    decay_embeddings: bool = False
+    """Whether embedding matrices decay (OLMo-2: no)."""
+
+    max_grad_norm: float = 1.0
+    """Largest global gradient norm; 0.0 is off."""
+
+    max_grad_norm_ratio: float = 0.0
+    """Adaptive clipping: largest gradient norm of a parameter as a multiple of its running average; 0.0 is off."""
+
+    loss_denominator: Literal["label_tokens", "batch_tokens"] = "label_tokens"
+    """What token losses are divided by: labelled targets of the global batch, or every token of it (the original)."""
+
+    z_loss_weight: float = 0.0
+    """Weight of the squared log-partition term; 0.0 is off."""
+
+    scheduler: SchedulerArgs = field(default_factory=SchedulerArgs)
+    """Learning-rate curve."""
+
+    bolt_on_warmup: float = 0.0
+    """After a reset of the optimizer: warm the learning rate up again over this many `scheduler.units`; 0.0 is off."""
+
+    resume: str = "auto"
+    """`auto`: newest whole checkpoint of the run directory; `never`: refuse a directory that holds a run; or a path."""
+
+    reset_optimizer: bool = False
+    """With a path in `resume`: start the optimizer afresh."""
+
+    reset_trainer_state: bool = False
+    """With a path in `resume`: start counting steps, tokens and data from zero."""
+
+    fast_forward_batches: int = 0
+    """With a path in `resume`: skip this many global batches, once."""
+
+    stop_at: int | None = None
+    """Last step of this launch; the schedule is not changed by it."""
+
+    stop_after: int | None = None
+    """Number of steps of this launch; the schedule is not changed by it."""
+
+    save_interval: Duration | None = 1000
+    """Permanent checkpoints every so many steps or tokens. None: only the last one."""
+
+    save_interval_ephemeral: Duration | None = None
+    """Checkpoints in between, of which one is kept."""
+
+    keep: int = -1
+    """Permanent checkpoints kept; -1 keeps all."""
+
+    save_at_start: bool = True
+    """Write and read back a checkpoint before the first step: a full disk is found now, not at step 1000."""
+
+    logging_steps: int = 1
+    """Steps between two lines of `metrics.jsonl` and of the trackers."""
+
+    bf16: bool = False
+    """Mixed precision in bfloat16."""
+
+    fp16: bool = False
+    """Mixed precision in float16 with dynamic loss scaling."""
+
+    report_to: tuple[str, ...] = ()
+    """Trackers by Hugging Face's names (`wandb`, `tensorboard`, `trackio`)."""
+
+    transformers: dict[str, Any] = field(default_factory=dict)
+    """Further fields of `transformers.TrainingArguments`; in the YAML they stand beside the others."""
