@@ -1,0 +1,138 @@
+"""Thin words over Accelerate's process state, and the one place that lets FSDP run on a CPU machine."""
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+Value = TypeVar("Value")
+
+
+def is_distributed() -> bool:
+    """Whether more than one process takes part."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def rank() -> int:
+    """Global rank of this process; 0 when alone."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Number of processes; 1 when alone."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def is_main_process() -> bool:
+    """Whether this process is global rank 0."""
+    return rank() == 0
+
+
+def barrier() -> None:
+    """Wait until all processes are here."""
+    if is_distributed():
+        dist.barrier()
+
+
+def _collective_device() -> torch.device:
+    """Where tensors must live for the default process group."""
+    if is_distributed() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum over all processes, in place where the device allows it; returns the reduced tensor."""
+    if not is_distributed():
+        return tensor
+    home = tensor.device
+    reduced = tensor if home.type == _collective_device().type else tensor.to(_collective_device())
+    dist.all_reduce(reduced)
+    return reduced.to(home)
+
+
+def all_agree(ok: bool) -> bool:
+    """True when `ok` holds on every process; the same answer everywhere."""
+    if not is_distributed():
+        return ok
+    failures = torch.tensor([0.0 if ok else 1.0], device=_collective_device())
+    dist.all_reduce(failures)
+    return bool(failures.item() == 0.0)
+
+
+def broadcast_object(value: Value) -> Value:
+    """Rank 0's value, on every process. Only for small plain objects of our own."""
+    if not is_distributed():
+        return value
+    box: list[Any] = [value]
+    dist.broadcast_object_list(box, src=0, device=_collective_device())
+    return box[0]
+
+
+def gather_objects(value: Value) -> list[Value]:
+    """Every rank's value in rank order, on every process. Only for small plain objects of our own."""
+    if not is_distributed():
+        return [value]
+    box: list[Any] = [None] * world_size()
+    dist.all_gather_object(box, value)
+    return box
+
+
+def run_on_all(action: Callable[[], Value], error: Callable[[list[str]], Exception]) -> Value:
+    """Run `action` on every process; when it fails anywhere, all processes raise together.
+
+    Without this a rank that fails alone leaves the others waiting in their next collective.
+
+    Args:
+        action: what every process does.
+        error: makes the exception from the messages of the ranks that failed.
+    """
+    message, result = "", None
+    try:
+        result = action()
+    except Exception as exception:
+        message = f"{type(exception).__name__}: {exception}" if not str(exception) else str(exception)
+        if not is_distributed():
+            raise error([message]) from exception
+    messages = gather_objects(message)
+    if any(messages):
+        raise error([f"rank {i}: {m}" for i, m in enumerate(messages) if m])
+    return result  # type: ignore[return-value]
+
+
+def fsdp_requested() -> bool:
+    """Whether the launcher asked for FSDP (`distributed_type: FSDP` in the accelerate config)."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def enable_fsdp_on_cpu() -> None:
+    """Make Accelerate keep FSDP on a machine without accelerators.
+
+    Accelerate 1.15 replaces FSDP by plain DDP on CPU without a word. Sharding over gloo works and is how the
+    sharded path is tested on a laptop, so the replaced distributed type is put back. Does nothing unless the
+    launcher asked for FSDP.
+    """
+    if not fsdp_requested():
+        return
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+    original = AcceleratorState.__init__
+    if getattr(original, "keeps_fsdp_on_cpu", False):
+        return
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        plugin = kwargs.get("fsdp_plugin")
+        original(self, *args, **kwargs)
+        if self.distributed_type != DistributedType.MULTI_CPU:
+            return
+        self.distributed_type = DistributedType.FSDP
+        self.fsdp_plugin = plugin if plugin is not None else FullyShardedDataParallelPlugin()
+        if self._mixed_precision != "no":
+            self.fsdp_plugin.set_mixed_precision(self._mixed_precision)
+        PartialState._shared_state["distributed_type"] = self.distributed_type
+
+    init.keeps_fsdp_on_cpu = True  # type: ignore[attr-defined]
+    AcceleratorState.__init__ = init  # type: ignore[method-assign]
