@@ -1,0 +1,124 @@
+"""Lengths of a run and of its intervals: steps (`300`), epochs (`"2ep"`) or tokens (`"5e12T"`), as numbers of steps.
+
+Nothing here needs torch, so that a configuration can be checked before anything heavy is loaded.
+"""
+
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Literal
+
+from olmo_hf.errors import ConfigError
+
+_FORMS = 'steps (300), epochs ("2ep") or tokens ("5e12T")'
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A length with its unit, before it is known how many steps it takes."""
+
+    amount: int
+    """How many of `unit`; at least 1."""
+
+    unit: Literal["steps", "epochs", "tokens"]
+    """What is counted."""
+
+
+def parse_duration(value: object, *, key: str = "training.max_duration") -> Duration:
+    """Reads a length as it stands in the YAML.
+
+    Fractions of an epoch are refused: the order of the data is redrawn at whole epochs only, so `"1.5ep"` has no exact
+    meaning that is not better said in steps or tokens. A number such as `5e3` that is whole counts as an integer.
+
+    Args:
+        value: `300`, `"300"`, `"1_000"`, `5e3` (steps), `"2ep"` (epochs) or `"5e12T"` (tokens).
+        key: name of the setting, for the message.
+
+    Raises:
+        ConfigError: the value is none of these, or not positive.
+    """
+    text = str(value).strip() if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
+    unit: Literal["steps", "epochs", "tokens"] = "steps"
+    number = text
+    if text.endswith("ep"):
+        unit, number = "epochs", text.removesuffix("ep")
+    elif text.endswith("T"):
+        unit, number = "tokens", text.removesuffix("T")
+    try:
+        amount = Decimal(number.strip())
+    except InvalidOperation:
+        raise ConfigError(f"{key} is {value!r}, which is not a length: write {_FORMS}") from None
+    if not amount.is_finite() or amount != int(amount):
+        remedy = ": give the same length in steps or tokens" if unit == "epochs" else ""
+        raise ConfigError(f"{key} is {value!r}, but the number of {unit} must be whole{remedy}")
+    if amount < 1:
+        raise ConfigError(f"{key} is {value!r}, but a length must be at least 1: write {_FORMS}, or leave it out")
+    return Duration(int(amount), unit)
+
+
+def duration_in_steps(
+    duration: object,
+    *,
+    tokens_per_step: int,
+    steps_per_epoch: int,
+    step: int = 0,
+    tokens_seen: int = 0,
+    key: str = "training.max_duration",
+) -> int:
+    """The number of the last optimizer step of a run of this length, counted from the very first step of the run.
+
+    A length in tokens is met by what is still missing at the present batch size, so that a run that changed its batch
+    size on the way still ends at the tokens asked for: `step + ceil((tokens - tokens_seen) / tokens_per_step)`
+    (spec: trainer.md section 9).
+
+    Args:
+        duration: what `parse_duration` reads.
+        tokens_per_step: tokens of one global batch.
+        steps_per_epoch: whole global batches in the data.
+        step: optimizer steps already taken.
+        tokens_seen: tokens already trained on.
+        key: name of the setting, for messages.
+
+    Raises:
+        ConfigError: the value is not a length.
+    """
+    parsed = parse_duration(duration, key=key)
+    if parsed.unit == "steps":
+        return parsed.amount
+    if parsed.unit == "epochs":
+        return parsed.amount * steps_per_epoch
+    missing_tokens = max(parsed.amount - tokens_seen, 0)
+    return step + -(-missing_tokens // tokens_per_step)
+
+
+def duration_in_tokens(
+    duration: object,
+    *,
+    tokens_per_step: int,
+    steps_per_epoch: int,
+    step: int = 0,
+    tokens_seen: int = 0,
+    key: str = "training.max_duration",
+) -> int:
+    """Tokens seen at the end of a run of this length; arguments as in `duration_in_steps`.
+
+    A length in tokens is itself, also when the last step overshoots it: the schedule's floor is where the user put it.
+    """
+    parsed = parse_duration(duration, key=key)
+    if parsed.unit == "tokens":
+        return parsed.amount
+    if parsed.unit == "epochs":
+        return parsed.amount * steps_per_epoch * tokens_per_step
+    return tokens_seen + max(parsed.amount - step, 0) * tokens_per_step
+
+
+def interval_in_steps(interval: object, *, tokens_per_step: int, steps_per_epoch: int, key: str) -> int | None:
+    """Steps between two events of an interval; None (never) stays None.
+
+    An interval in tokens is rounded up to whole steps.
+
+    Raises:
+        ConfigError: the value is not a length.
+    """
+    if interval is None:
+        return None
+    return duration_in_steps(interval, tokens_per_step=tokens_per_step, steps_per_epoch=steps_per_epoch, key=key)
