@@ -1,0 +1,193 @@
+"""What a person at the terminal sees: the plan, one calm line of progress, evaluations, the result."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from rich.console import Console as RichConsole
+from rich.table import Table
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from olmo_hf.callbacks.args import ConsoleArgs
+from olmo_hf.training.callback import OlmoCallback
+
+_CLEAR_LINE = "\r\x1b[K"
+_SHOWN: tuple[tuple[str, str], ...] = (
+    ("loss", "train/CrossEntropyLoss"),
+    ("z", "train/ZLoss"),
+    ("grad", "optim/total_grad_norm"),
+    ("lr", "optim/learning_rate_group0"),
+)
+
+
+def short_number(value: float) -> str:
+    """Four significant digits at most, with `k`, `M`, `G`, `T` above a thousand."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    for factor, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{suffix}"
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """`42s`, `3m07s`, `5h12m` or `6d04h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def progress_line(step: int, last_step: int, logs: Mapping[str, float]) -> str:
+    """One line for a logged step; what is not in `logs` is left out."""
+    parts = [f"step {step:,}/{last_step:,}"]
+    for name, key in _SHOWN:
+        if key in logs:
+            parts.append(f"{name} {logs[key]:.4g}" if name != "loss" else f"{name} {logs[key]:.4f}")
+    if "throughput/tokens_per_second" in logs:
+        parts.append(f"{short_number(logs['throughput/tokens_per_second'])} tok/s")
+    if "throughput/device/mfu" in logs:
+        parts.append(f"MFU {100 * logs['throughput/device/mfu']:.1f}%")
+    if "throughput/seconds_left" in logs:
+        parts.append(f"{duration(logs['throughput/seconds_left'])} left")
+    return "  ".join(parts)
+
+
+class Console(OlmoCallback):
+    """Rank 0 only. On a terminal one line is rewritten; elsewhere (a file, CI) lines are appended, not too often.
+
+    Args:
+        plan: rows of the table at the start, name and value; empty prints none.
+        last_step: step at which this launch ends. None: `state.max_steps`.
+        stream: where to write.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        args: ConsoleArgs,
+        *,
+        plan: Mapping[str, str] | None = None,
+        last_step: int | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._plan = dict(plan) if plan is not None else {}
+        self._last_step = last_step
+        self._stream = sys.stdout if stream is None else stream
+        self._clock = clock
+        in_ci = os.environ.get("CI", "") not in ("", "false", "0")
+        self._bar = args.style == "bar" or (args.style == "auto" and self._stream.isatty() and not in_ci)
+        self._seconds_between_lines = args.seconds_between_lines
+        self._shown_at: float | None = None
+        self._started_at = 0.0
+        self._first = (0, 0)  # step and tokens at the start of this launch
+        self._pending: str | None = None  # newest line that was not shown
+        self._last_logs: dict[str, float] = {}
+        self._evaluations: dict[str, float] = {}
+        self.stop_reason: str | None = None
+
+    def _end(self, state: TrainerState) -> int:
+        return state.max_steps if self._last_step is None else self._last_step
+
+    def _print(self, line: str) -> None:
+        self._stream.write((_CLEAR_LINE if self._bar else "") + line + "\n")
+        self._stream.flush()
+
+    def table(self, title: str, rows: Mapping[str, str]) -> None:
+        """Prints a table of names and values."""
+        table = Table(title=title, show_header=False, title_justify="left")
+        table.add_column(style="dim")
+        table.add_column(justify="right")
+        for name, value in rows.items():
+            table.add_row(name, value)
+        RichConsole(file=self._stream, highlight=False, markup=False).print(table)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._started_at = self._clock()
+        self._first = (state.global_step, state.num_input_tokens_seen)
+        if state.is_world_process_zero and self._plan:
+            self.table("Plan", self._plan)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not state.is_world_process_zero or logs is None or "train_runtime" in logs:
+            return
+        evaluations = {key: value for key, value in logs.items() if key.startswith("eval/")}
+        if evaluations:
+            self._evaluations.update(evaluations)
+            self._show_evaluations(state.global_step, evaluations)
+        else:
+            self._last_logs = dict(logs)
+            self._progress(state)
+
+    def _progress(self, state: TrainerState) -> None:
+        line = progress_line(state.global_step, self._end(state), self._last_logs)
+        if self._bar:
+            self._stream.write(_CLEAR_LINE + _bar(state.global_step, self._end(state)) + " " + line)
+            self._stream.flush()
+            return
+        now = self._clock()
+        due = self._shown_at is None or now - self._shown_at >= self._seconds_between_lines
+        if due or state.global_step >= self._end(state):
+            self._print(line)
+            self._shown_at, self._pending = now, None
+        else:
+            self._pending = line
+
+    def _show_evaluations(self, step: int, evaluations: Mapping[str, float]) -> None:
+        values = "  ".join(f"{key.removeprefix('eval/')} {value:.4f}" for key, value in evaluations.items())
+        self._print(f"evaluation at step {step:,}  {values}")
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero and not self._bar:
+            self._print(f"checkpoint at step {state.global_step:,}")
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        if self._pending is not None:
+            self._print(self._pending)
+        elif self._bar:
+            self._print(progress_line(state.global_step, self._end(state), self._last_logs))
+        self.table("Result", self.result(state))
+
+    def result(self, state: TrainerState) -> dict[str, str]:
+        """Rows of the table at the end."""
+        seconds = self._clock() - self._started_at
+        first_step, first_tokens = self._first
+        tokens = state.num_input_tokens_seen - first_tokens
+        rows = {
+            "steps": f"{state.global_step:,} ({state.global_step - first_step:,} in this launch)",
+            "tokens": f"{state.num_input_tokens_seen:,} ({tokens:,} in this launch)",
+            "time of this launch": duration(seconds),
+        }
+        if seconds > 0:
+            rows["tokens per second, all told"] = short_number(tokens / seconds)
+        if "train/CrossEntropyLoss" in self._last_logs:
+            rows["last cross-entropy"] = f"{self._last_logs['train/CrossEntropyLoss']:.4f}"
+        rows.update({key: f"{value:.4f}" for key, value in self._evaluations.items()})
+        if self.stop_reason is not None:
+            rows["stopped because of"] = self.stop_reason
+        return rows
+
+
+def _bar(step: int, last_step: int, width: int = 20) -> str:
+    filled = width if last_step <= 0 else min(width * step // last_step, width)
+    return "[" + "=" * filled + " " * (width - filled) + "]"

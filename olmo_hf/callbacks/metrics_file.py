@@ -1,0 +1,88 @@
+"""`metrics.jsonl`: every logged step, kept without any tracker; `events.jsonl`: starts, checkpoints, the end."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from olmo_hf.callbacks.json_lines import JsonLinesFile
+from olmo_hf.training.callback import OlmoCallback
+
+METRICS_FILE = "metrics.jsonl"
+EVENTS_FILE = "events.jsonl"
+_COMMON_KEYS = {"step", "tokens", "time", "epoch"}
+
+
+class MetricsFile(OlmoCallback):
+    """One line per log: `step`, `tokens` (of all ranks, over the whole run), `time` (Unix seconds), then the metrics.
+
+    Files are appended to, never truncated: after a restart steps may appear twice, and the later line counts
+    (`without_abandoned` drops the others). Rank 0 only. Hugging Face's closing summary of a launch goes to the events.
+    """
+
+    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.time):
+        self._metrics = JsonLinesFile(run_dir / METRICS_FILE)
+        self._events = JsonLinesFile(run_dir / EVENTS_FILE)
+        self._clock = clock
+        self.stop_reason: str | None = None
+
+    def event(self, state: TrainerState, name: str, **details: Any) -> None:
+        """Records that something happened at the present step. Does nothing on ranks other than 0."""
+        if state.is_world_process_zero:
+            self._events.append({**self._stamp(state), "event": name, **details})
+
+    def _stamp(self, state: TrainerState) -> dict[str, Any]:
+        return {"step": state.global_step, "tokens": state.num_input_tokens_seen, "time": self._clock()}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.event(state, "start", max_steps=state.max_steps, world_size=args.world_size)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if logs is None or not state.is_world_process_zero:
+            return
+        if "train_runtime" in logs:
+            self.event(state, "summary", **logs)
+        else:
+            self._metrics.append({**self._stamp(state), **logs})
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.event(state, "checkpoint")
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.event(state, "end", max_steps=state.max_steps)
+
+
+def without_abandoned(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows by rising step: where a restart went back, the rows of the abandoned stretch are left out.
+
+    Several rows of one step (metrics, then an evaluation) are all kept; a row that repeats a metric of its step tells
+    of a restart and replaces that row and those after it.
+    """
+    kept: list[dict[str, Any]] = []
+    for row in rows:
+        step = row.get("step")
+        if not isinstance(step, int):
+            continue
+        first_replaced = len(kept)
+        for index in range(len(kept) - 1, -1, -1):
+            earlier = kept[index]
+            if earlier["step"] < step:
+                break
+            if earlier["step"] > step or (earlier.keys() & row.keys()) - _COMMON_KEYS:
+                first_replaced = index
+        del kept[first_replaced:]
+        kept.append(row)
+    return kept
