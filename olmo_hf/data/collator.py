@@ -1,0 +1,117 @@
+"""Instances in, one batch out.
+
+Shapes: `B` instances, `S` tokens of the longest, `D` documents in an instance.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+IGNORE_INDEX = -100
+"""Label that no loss counts."""
+
+Item = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DataCollator:
+    """Pads instances to one length and derives the labels.
+
+    A batch has `input_ids` (int64, (B, S)) and `labels` (int64, (B, S)), and of the following those that an item
+    has: `attention_mask` (float, (B, S)), `attention_bias` ((B, 1, S, S)), `label_mask` (bool, (B, S)), `index`
+    (int64, (B,)), `instance_mask` (bool, (B,)), `doc_lens` (int32, (B, D), padded with 0 on the right whatever the
+    direction), `max_doc_lens` (list of B), `metadata` (list of B). Spec: data.md section 9.
+
+    `labels` are the input ids, not shifted, with -100 wherever `label_mask` or `instance_mask` is False,
+    `attention_mask` is 0, or the position is padding. The masks they are made of stay in the batch for whoever counts
+    or shows them; a model needs only `input_ids`, `labels`, `attention_mask` and `doc_lens`.
+
+    Args:
+        pad_token_id: Fills up `input_ids`.
+        pad_direction: Side of the padding.
+    """
+
+    pad_token_id: int
+    pad_direction: Literal["left", "right"] = "right"
+
+    def __call__(self, items: Sequence[Item | torch.Tensor]) -> dict[str, Any]:
+        rows: list[Item] = [item if isinstance(item, dict) else {"input_ids": item} for item in items]
+        length = max(len(row["input_ids"]) for row in rows)
+        batch: dict[str, Any] = {}
+
+        def take(key: str, make: Callable[[list[Any]], Any]) -> None:
+            values = [row[key] for row in rows if row.get(key) is not None]
+            if values:
+                batch[key] = make(values)
+
+        take("input_ids", lambda values: self._pad(values, length, torch.int64, self.pad_token_id))
+        take("attention_mask", lambda values: self._pad(values, length, torch.float, 0.0))
+        take("attention_bias", lambda values: torch.stack([self._pad_bias(v, length) for v in values]))
+        take("label_mask", lambda values: self._pad(values, length, torch.bool, False))
+        take("index", torch.tensor)
+        take("instance_mask", lambda values: torch.tensor(values, dtype=torch.bool))
+        if any(row.get("doc_lens") is not None for row in rows):
+            batch["max_doc_lens"] = [int(max(row["doc_lens"])) for row in rows if row.get("doc_lens") is not None]
+        take("doc_lens", _pad_doc_lens)
+        take("metadata", list)
+        batch["labels"] = self._labels(rows, batch, length)
+        return batch
+
+    def _labels(self, rows: list[Item], batch: dict[str, Any], length: int) -> torch.Tensor:
+        """Input ids, unshifted, with -100 at everything that is not trained on, (B, S)."""
+        labels = batch["input_ids"].clone()
+        for row_labels, row in zip(labels, rows, strict=True):
+            missing = length - len(row["input_ids"])
+            if missing:
+                row_labels[slice(None, missing) if self.pad_direction == "left" else slice(-missing, None)] = (
+                    IGNORE_INDEX
+                )
+        for key in ("label_mask", "attention_mask", "instance_mask"):
+            having = [number for number, row in enumerate(rows) if row.get(key) is not None]
+            if having:
+                ignored = batch[key] == 0  # (rows that have it, S) or (rows that have it,)
+                ignored = ignored[:, None] if key == "instance_mask" else ignored
+                labels[having] = labels[having].masked_fill(ignored, IGNORE_INDEX)
+        return labels
+
+    def _sides(self, missing: int) -> tuple[int, int]:
+        return (missing, 0) if self.pad_direction == "left" else (0, missing)
+
+    def _pad(self, values: list[Any], length: int, dtype: torch.dtype, fill: float) -> torch.Tensor:
+        """Stacks rows of unequal length, (B, S)."""
+        whole = _whole_batch(values, length, dtype)
+        if whole is not None:
+            return whole
+        rows = [torch.as_tensor(value).to(dtype) for value in values]
+        return torch.stack([F.pad(row, self._sides(length - len(row)), value=fill) for row in rows])
+
+    def _pad_bias(self, bias: Any, length: int) -> torch.Tensor:
+        """An attention bias as (1, S, S); padding is False or minus infinity."""
+        bias = torch.as_tensor(bias)
+        size = bias.shape[-1]
+        fill = False if bias.dtype == torch.bool else float("-inf")
+        return F.pad(bias.reshape(1, size, size), self._sides(length - size) * 2, value=fill)
+
+
+def _whole_batch(values: list[Any], length: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """The batch tensor of which `values` are the rows in order, if there is one: then nothing has to be copied."""
+    base = values[0]._base if isinstance(values[0], torch.Tensor) else None
+    if base is None or base.shape != (len(values), length) or base.dtype != dtype or not base.is_contiguous():
+        return None
+    stride_bytes = length * base.element_size()
+    for row, value in enumerate(values):
+        if not isinstance(value, torch.Tensor) or value._base is not base:
+            return None
+        if value.data_ptr() != base.data_ptr() + row * stride_bytes:
+            return None
+    return base
+
+
+def _pad_doc_lens(values: list[Any]) -> torch.Tensor:
+    """Document lengths, (B, D). Zeros behind, never before: they end no document."""
+    rows = [torch.as_tensor(value) for value in values]
+    most = max(len(row) for row in rows)
+    return torch.stack([F.pad(row, (0, most - len(row)), value=0) for row in rows])

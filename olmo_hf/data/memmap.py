@@ -1,0 +1,197 @@
+"""Token files as one sequence of instances of fixed length.
+
+Shapes: `S` tokens of an instance, `B` instances of a fetch, `D` documents in an instance.
+"""
+
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from olmo_hf.data.args import InstanceFilterArgs
+from olmo_hf.data.documents import document_lengths
+from olmo_hf.data.filters import keep_instance
+from olmo_hf.data.token_files import TokenFile, TokenReader, open_token_file
+from olmo_hf.data.token_files import token_dtype as dtype_of
+from olmo_hf.errors import DataError
+
+
+class InstanceLocation(NamedTuple):
+    """Where an instance lies."""
+
+    path: str
+    file_index: int
+    offset_tokens: int
+
+
+class MemMapDataset(Dataset):
+    """Instances of `sequence_length` tokens cut from token files, in the order of `paths`.
+
+    The tail of every file that is shorter than an instance is dropped, instances never cross files, and a path
+    listed twice counts twice (spec: data.md section 3). Little is held in memory but a few numbers per file; files
+    are opened when first read, in whichever process reads, so the dataset pickles as a list of paths.
+
+    Items are dictionaries with `input_ids` (int64, (S,)) and, where asked for, `instance_mask` (bool, True is
+    trained on), `label_mask` (bool, (S,)), `metadata`, `attention_mask` (int64, (S,)), `doc_lens` (int32, (D,)).
+
+    Args:
+        paths: Token files.
+        sequence_length: Tokens per instance.
+        token_dtype: Type of a token on disk: uint8, uint16, uint32 or uint64.
+        label_mask_paths: One file of booleans (one byte per token) for each token file.
+        eos_token_id: Ends a document; needed by `generate_doc_lens`.
+        pad_token_id: Needed by `generate_attention_mask`.
+        instance_filter: Limits of the repetition filter. None: no filter.
+        generate_doc_lens: Items carry the lengths of their documents.
+        generate_attention_mask: Items carry a mask that is 0 at pad tokens.
+        metadata: One dictionary for all files, or one per file. None: items carry none.
+
+    Raises:
+        DataError: A file cannot be used; all problems are in the message.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        sequence_length: int,
+        token_dtype: str,
+        label_mask_paths: Sequence[str] | None = None,
+        eos_token_id: int | None = None,
+        pad_token_id: int | None = None,
+        instance_filter: InstanceFilterArgs | None = None,
+        generate_doc_lens: bool = False,
+        generate_attention_mask: bool = False,
+        metadata: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+    ):
+        if generate_doc_lens and eos_token_id is None:
+            raise DataError("document lengths need the end-of-text id, and the tokenizer gives none")
+        if generate_attention_mask and pad_token_id is None:
+            raise DataError("an attention mask needs the padding id, and the tokenizer gives none")
+        self.paths = [str(path) for path in paths]
+        self.sequence_length = sequence_length
+        self.token_dtype = token_dtype
+        self.eos_token_id = eos_token_id
+        self.pad_token_id = pad_token_id
+        self.instance_filter = instance_filter
+        self.generate_doc_lens = generate_doc_lens
+        self.generate_attention_mask = generate_attention_mask
+        self._metadata = _metadata_per_file(metadata, len(self.paths))
+        self._files = _open_all(self.paths, dtype_of(token_dtype))
+        self._masks = _open_masks(label_mask_paths, self._files)
+        counts = [file.num_tokens // sequence_length for file in self._files]
+        self._first_instance = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])  # (files + 1,)
+        self._reader = TokenReader()
+
+    def __len__(self) -> int:
+        return int(self._first_instance[-1])
+
+    @property
+    def file_offsets(self) -> list[tuple[int, int]]:
+        """First instance of each file, and the one behind its last."""
+        return list(itertools.pairwise(self._first_instance.tolist()))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all instances (dropped tails do not count)."""
+        return len(self) * self.sequence_length
+
+    def locate(self, index: int) -> InstanceLocation:
+        """File and place of an instance.
+
+        Raises:
+            IndexError: There is no such instance.
+        """
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"instance {index} of {len(self)}")
+        index = int(index) % len(self)
+        file_index = int(np.searchsorted(self._first_instance, index, side="right")) - 1
+        offset_tokens = (index - int(self._first_instance[file_index])) * self.sequence_length
+        return InstanceLocation(self.paths[file_index], file_index, offset_tokens)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Many instances at once. Their tensors are rows of one batch tensor, which a collator can take whole."""
+        shape = (len(indices), self.sequence_length)
+        places = [self.locate(index) for index in indices]
+        input_ids = np.empty(shape, dtype=np.int64)  # (B, S)
+        for row, place in enumerate(places):
+            input_ids[row] = self._reader.read(
+                self._files[place.file_index], place.offset_tokens, self.sequence_length
+            )
+        items: list[dict[str, Any]] = [{"input_ids": row} for row in torch.from_numpy(input_ids)]
+        if self._masks is not None:
+            label_mask = np.empty(shape, dtype=np.bool_)  # (B, S)
+            for row, place in enumerate(places):
+                label_mask[row] = self._reader.read(
+                    self._masks[place.file_index], place.offset_tokens, self.sequence_length
+                )
+            for item, mask in zip(items, torch.from_numpy(label_mask), strict=True):
+                item["label_mask"] = mask
+        for item, tokens, place in zip(items, input_ids, places, strict=True):
+            self._add_derived(item, tokens, place.file_index)
+        return items
+
+    def _add_derived(self, item: dict[str, Any], tokens: np.ndarray, file_index: int) -> None:
+        """Adds what follows from the tokens of one instance."""
+        if self.instance_filter is not None:
+            item["instance_mask"] = keep_instance(tokens, self.instance_filter)
+        if self._metadata is not None:
+            # A copy: whoever changes an item must not change the data set.
+            item["metadata"] = copy.deepcopy(self._metadata[file_index])
+        if self.generate_attention_mask:
+            item["attention_mask"] = (item["input_ids"] != self.pad_token_id).long()  # (S,)
+        if self.generate_doc_lens:
+            assert self.eos_token_id is not None
+            item["doc_lens"] = torch.from_numpy(document_lengths(tokens, self.eos_token_id))  # (D,)
+
+
+def _metadata_per_file(
+    metadata: dict[str, Any] | Sequence[dict[str, Any]] | None, num_files: int
+) -> list[dict[str, Any]] | None:
+    if metadata is None:
+        return None
+    if isinstance(metadata, dict):
+        return [metadata] * num_files
+    if len(metadata) != num_files:
+        raise DataError(f"{len(metadata)} metadata for {num_files} token files; expected one each")
+    return list(metadata)
+
+
+def _open_all(paths: Sequence[str], dtype: np.dtype) -> list[TokenFile]:
+    """Opens every file and raises once, with all problems."""
+    files, problems = [], []
+    for path in paths:
+        try:
+            files.append(open_token_file(path, dtype))
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("\n".join(problems))
+    return files
+
+
+def _open_masks(paths: Sequence[str] | None, files: Sequence[TokenFile]) -> list[TokenFile] | None:
+    """Opens label masks. Token counts must agree exactly: a shifted mask would train on the wrong tokens."""
+    if not paths:
+        return None
+    if len(paths) != len(files):
+        raise DataError(
+            f"data.label_mask_paths: {len(paths)} files for {len(files)} token files; expected one for each, in order"
+        )
+    masks = _open_all(paths, np.dtype(np.bool_))
+    problems = [
+        f"{mask.path}: {mask.num_tokens:,} label flags for the {file.num_tokens:,} tokens of {file.path}; "
+        "expected one byte per token"
+        for mask, file in zip(masks, files, strict=True)
+        if mask.num_tokens != file.num_tokens
+    ]
+    if problems:
+        raise DataError("\n".join(problems))
+    return masks

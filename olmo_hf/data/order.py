@@ -1,0 +1,150 @@
+"""The order of a run: what stands at which place from where the run begins, through all epochs.
+
+Shapes: `N` instances of the data set, `G` instances of a global batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from olmo_hf.data.epoch_order import global_indices
+from olmo_hf.data.memmap import MemMapDataset
+from olmo_hf.errors import DataError
+
+
+@dataclass(frozen=True)
+class DataPosition:
+    """How far a run has read. All that a checkpoint needs to continue with the next instance, on any world size.
+
+    Attributes:
+        epoch: Epoch of the last batch that was read, from 0.
+        instances: Instances of that epoch already consumed, over all ranks.
+    """
+
+    epoch: int = 0
+    instances: int = 0
+
+
+def _check_batch(global_batch_size: int, num_instances: int) -> None:
+    if num_instances < global_batch_size:
+        raise DataError(
+            f"the data hold {num_instances:,} instances, fewer than one global batch of {global_batch_size:,}; "
+            "lower training.global_train_batch_size or data.sequence_length, or add data"
+        )
+
+
+def advance(position: DataPosition, steps: int, *, global_batch_size: int, num_instances: int) -> DataPosition:
+    """The position after `steps` more global batches.
+
+    An epoch gives as many whole batches as fit behind where it was entered; what is left over is dropped. At the
+    very end of an epoch the position stays in it: the next batch is the first of the next epoch.
+
+    Raises:
+        DataError: The data set is smaller than one global batch.
+    """
+    _check_batch(global_batch_size, num_instances)
+    left = max(num_instances - position.instances, 0) // global_batch_size
+    if steps <= left:
+        return DataPosition(position.epoch, position.instances + steps * global_batch_size)
+    per_epoch = num_instances // global_batch_size
+    whole_epochs, rest = divmod(steps - left - 1, per_epoch)
+    return DataPosition(position.epoch + 1 + whole_epochs, (rest + 1) * global_batch_size)
+
+
+class OrderedDataset(Dataset):
+    """A data set read in the order of a run, from `start` on and through the epochs without end.
+
+    Item k is the k-th instance after `start`. Epoch and place follow from k by arithmetic and every epoch's order
+    from the seed, so nothing has to be told to worker processes when an epoch ends, and starting late costs nothing.
+    Items are those of `dataset` with `index`, the id of the instance.
+
+    Args:
+        dataset: The instances.
+        seed: Seed of the order; epoch e uses `seed + e`.
+        shuffle: False reads the instances in file order.
+        global_batch_size: Instances of an optimizer step over all ranks; an epoch ends with its last whole batch.
+        start: Where the run begins or continues.
+
+    Raises:
+        DataError: The data set is smaller than one global batch, or `start` lies behind its end.
+    """
+
+    def __init__(
+        self, dataset: MemMapDataset, *, seed: int, shuffle: bool, global_batch_size: int, start: DataPosition
+    ):
+        self.dataset = dataset
+        self.seed = seed
+        self.shuffle = shuffle
+        self.global_batch_size = global_batch_size
+        self.start = start
+        self.num_instances = len(dataset)
+        _check_batch(global_batch_size, self.num_instances)
+        if start.instances > self.num_instances:
+            raise DataError(
+                f"the run was {start.instances:,} instances into its epoch, but the data hold {self.num_instances:,}; "
+                "these are not the data it was started with. Restore data.paths, or begin a new run"
+            )
+        self._orders: dict[int, np.ndarray] = {}
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole global batches of an epoch read from its beginning."""
+        return self.num_instances // self.global_batch_size
+
+    def __len__(self) -> int:
+        """Instances from `start` that are read before the epoch of `start` ends."""
+        return (self.num_instances - self.start.instances) // self.global_batch_size * self.global_batch_size
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Orders are recomputed where they are needed; sending them to every worker would cost more.
+        return {**self.__dict__, "_orders": {}}
+
+    def position(self, offset: int) -> DataPosition:
+        """Epoch and place in it of the instance `offset` behind the start.
+
+        Raises:
+            IndexError: `offset` is negative: there is no end to count from.
+        """
+        if offset < 0:
+            raise IndexError(f"offset {offset}: the order has no end, so offsets count from its start")
+        if offset < len(self):
+            return DataPosition(self.start.epoch, self.start.instances + offset)
+        epochs, place = divmod(offset - len(self), self.steps_per_epoch * self.global_batch_size)
+        return DataPosition(self.start.epoch + 1 + epochs, place)
+
+    def instance_ids(self, first: int, last: int) -> np.ndarray:
+        """Ids of the instances `[first, last)` behind the start, int64."""
+        pieces = []
+        while first < last:
+            place = self.position(first)
+            in_epoch = len(self) if place.epoch == self.start.epoch else self.steps_per_epoch * self.global_batch_size
+            end = in_epoch + (self.start.instances if place.epoch == self.start.epoch else 0)
+            count = min(last - first, end - place.instances)
+            pieces.append(self._order(place.epoch)[place.instances : place.instances + count].astype(np.int64))
+            first += count
+        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+    def __getitem__(self, offset: int) -> dict[str, Any]:
+        return self.__getitems__([offset])[0]
+
+    def __getitems__(self, offsets: Sequence[int]) -> list[dict[str, Any]]:
+        ids = [self._instance_id(offset) for offset in offsets]
+        items = self.dataset.__getitems__(ids)
+        for item, instance_id in zip(items, ids, strict=True):
+            item["index"] = instance_id
+        return items
+
+    def _instance_id(self, offset: int) -> int:
+        place = self.position(offset)
+        return int(self._order(place.epoch)[place.instances])
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if epoch not in self._orders:
+            # Two epochs are in use at once around their border, never more.
+            if len(self._orders) == 2:
+                del self._orders[min(self._orders)]
+            self._orders[epoch] = global_indices(self.num_instances, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
+        return self._orders[epoch]

@@ -1,0 +1,195 @@
+"""One file of token ids: where its tokens lie, how many there are, and reading a stretch of them.
+
+A token file is a headerless array of unsigned integers, whatever its suffix (spec: data.md section 2). A file that
+NumPy wrote with a header is recognised and its header skipped; it is never read as tokens.
+"""
+
+import glob
+import os
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from olmo_hf.errors import DataError
+
+TOKEN_DTYPES = {"uint8": 255, "uint16": 2**16 - 1, "uint32": 2**32 - 1, "uint64": 2**64 - 1}
+"""Names a token type may have, and the largest id each holds."""
+
+GLOB_CHARACTERS = "*?["
+
+MAX_OPEN_FILES = 256
+"""Files a process keeps open: below the usual limit of 1,024 per process, above what a few batches touch."""
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A token file as it was when it was opened.
+
+    Attributes:
+        path: Where it is.
+        dtype: Type of one token.
+        offset_bytes: Where the tokens begin (behind a NumPy header, else 0).
+        num_tokens: How many there are.
+        size_bytes: Size of the whole file.
+    """
+
+    path: str
+    dtype: np.dtype
+    offset_bytes: int
+    num_tokens: int
+    size_bytes: int
+
+
+def token_dtype(name: str) -> np.dtype:
+    """The NumPy type of a token type's name.
+
+    Raises:
+        DataError: `name` is none of uint8, uint16, uint32, uint64.
+    """
+    if name not in TOKEN_DTYPES:
+        raise DataError(f"data.token_dtype: found {name!r}, expected one of {', '.join(TOKEN_DTYPES)}")
+    return np.dtype(name).newbyteorder("<")
+
+
+def expand_paths(patterns: Iterable[str]) -> list[str]:
+    """Files named by paths and globs: patterns in their order, the matches of each sorted, repetitions kept.
+
+    Raises:
+        DataError: A glob matches nothing, or a path is a directory. A plain path that does not exist is left to
+            whoever opens it.
+    """
+    paths: list[str] = []
+    for pattern in patterns:
+        if "://" not in pattern and os.path.isdir(pattern):
+            raise DataError(f"{pattern}: is a directory, expected token files; write {pattern.rstrip('/')}/*.npy")
+        # A file whose own name has brackets is meant literally.
+        if "://" in pattern or not any(c in pattern for c in GLOB_CHARACTERS) or os.path.exists(pattern):
+            paths.append(pattern)
+            continue
+        matches = sorted(p for p in glob.glob(pattern, recursive=True) if os.path.isfile(p))
+        if not matches:
+            raise DataError(
+                f"{pattern}: matches no file (looked from {os.getcwd()}); correct data.paths or prepare the data"
+            )
+        paths.extend(matches)
+    return paths
+
+
+def read_npy_header(stream: BinaryIO, path: str) -> tuple[np.dtype, int] | None:
+    """Type and offset of the array in a file with a NumPy header, or None when there is no header.
+
+    Raises:
+        DataError: There is a header, but of an array that cannot be a stream of tokens.
+    """
+    if stream.read(len(npy_format.MAGIC_PREFIX)) != npy_format.MAGIC_PREFIX:
+        return None
+    stream.seek(0)
+    try:
+        version = npy_format.read_magic(stream)
+        read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        shape, _, dtype = read(stream)
+    except ValueError as error:
+        raise DataError(f"{path}: begins as a NumPy file, but its header cannot be read ({error})") from error
+    if len(shape) != 1 or dtype.kind not in "ub":
+        raise DataError(
+            f"{path}: is a NumPy array of type {dtype} and shape {shape}, expected one dimension of unsigned integers"
+        )
+    return dtype, stream.tell()
+
+
+def open_token_file(path: str, dtype: np.dtype) -> TokenFile:
+    """Looks at a file's size and header.
+
+    Args:
+        path: A local file.
+        dtype: The type its tokens are said to have.
+
+    Raises:
+        DataError: The file is missing, unreadable, of another type, or not a whole number of tokens.
+    """
+    try:
+        size_bytes = os.path.getsize(path)
+        with open(path, "rb") as stream:
+            header = read_npy_header(stream, path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    return describe_token_file(path, dtype, size_bytes, header)
+
+
+def describe_token_file(path: str, dtype: np.dtype, size_bytes: int, header: tuple[np.dtype, int] | None) -> TokenFile:
+    """Checks what is known of a file before any token is read. See `open_token_file`."""
+    offset_bytes = 0
+    if header is not None:
+        found, offset_bytes = header
+        if found != dtype:
+            raise DataError(f"{path}: its NumPy header says {found}, expected {dtype}; set data.token_dtype: {found}")
+    num_tokens, rest = divmod(size_bytes - offset_bytes, dtype.itemsize)
+    if rest:
+        raise DataError(
+            f"{path}: {size_bytes:,} bytes are no whole number of {dtype} tokens ({dtype.itemsize} bytes each); "
+            "the file is cut off, or data.token_dtype is wrong"
+        )
+    return TokenFile(path, dtype, offset_bytes, num_tokens, size_bytes)
+
+
+class TokenReader:
+    """Reads stretches of token files and keeps the files it used last open.
+
+    Positioned reads rather than a memory map: a file that shrinks or a disk that fails then gives an error with the
+    file's name, where a map would end the process with a bus error. The bytes come from the same page cache.
+    Pickles without its open files; every process opens its own.
+    """
+
+    def __init__(self) -> None:
+        self._descriptors: OrderedDict[str, int] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def __del__(self) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+
+    def read(self, file: TokenFile, first_token: int, num_tokens: int) -> np.ndarray:
+        """Tokens `[first_token, first_token + num_tokens)` of a file, read-only, in the file's type.
+
+        Raises:
+            DataError: The file cannot be read, or is not the one that was opened at the start.
+        """
+        size_bytes = num_tokens * file.dtype.itemsize
+        try:
+            descriptor = self._descriptors.get(file.path)
+            if descriptor is None:
+                descriptor = self._open(file)
+            content = os.pread(descriptor, size_bytes, file.offset_bytes + first_token * file.dtype.itemsize)
+        except OSError as error:
+            raise DataError(
+                f"{file.path}: tokens from {first_token:,} on cannot be read ({error.strerror or error})"
+            ) from error
+        if len(content) != size_bytes:
+            raise DataError(
+                f"{file.path}: ends {size_bytes - len(content):,} bytes short of token {first_token + num_tokens:,}; "
+                "it was changed while in use. Restore it and start again"
+            )
+        return np.frombuffer(content, file.dtype)
+
+    def _open(self, file: TokenFile) -> int:
+        descriptor = os.open(file.path, os.O_RDONLY)
+        found_bytes = os.fstat(descriptor).st_size
+        if found_bytes != file.size_bytes:
+            os.close(descriptor)
+            raise DataError(
+                f"{file.path}: has {found_bytes:,} bytes, expected {file.size_bytes:,} as at the start; "
+                "it was changed while in use. Restore it and start again"
+            )
+        self._descriptors[file.path] = descriptor
+        if len(self._descriptors) > MAX_OPEN_FILES:
+            os.close(self._descriptors.popitem(last=False)[1])
+        return descriptor

@@ -1,0 +1,91 @@
+"""The collator and the labels against the original's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from olmo_hf.data.collator import DataCollator
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CASES = json.loads((GOLDEN / "05_collator" / "collator.json").read_text())
+LABELS = json.loads((GOLDEN / "06_get_labels" / "get_labels.json").read_text())
+DTYPES = {f"torch.{name}": getattr(torch, name) for name in ("int64", "int32", "float32", "bool")}
+
+
+def tensor(value: Any) -> Any:
+    """A recorded value: a tensor where it was one."""
+    if isinstance(value, dict) and "dtype" in value:
+        values = [float(v) if isinstance(v, str) else v for v in value["values"]]
+        return torch.tensor(values, dtype=DTYPES[value["dtype"]]).reshape(value["shape"])
+    return value
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['name']}-{c['pad_direction']}")
+def test_batches_equal_the_originals(case: dict) -> None:
+    items = [
+        torch.tensor(item["bare"]) if "bare" in item else {key: tensor(value) for key, value in item.items()}
+        for item in case["items"]
+    ]
+    batch = DataCollator(case["pad_token_id"], case["pad_direction"])(items)
+    labels = batch.pop("labels")
+    assert sorted(batch) == sorted(case["batch"])
+    for key, recorded in case["batch"].items():
+        expected = tensor(recorded)
+        if isinstance(expected, torch.Tensor):
+            assert batch[key].dtype == expected.dtype
+            assert torch.equal(batch[key], expected)
+        else:
+            assert batch[key] == expected
+    assert labels.shape == batch["input_ids"].shape
+
+
+@pytest.mark.parametrize("case", LABELS["cases"], ids=lambda c: "+".join(c["uses"]) or "none")
+def test_labels_equal_the_originals(case: dict) -> None:
+    kinds = {"label_mask": torch.bool, "attention_mask": torch.float, "instance_mask": torch.bool}
+    items = []
+    for row, input_ids in enumerate(LABELS["input_ids"]):
+        item: dict[str, Any] = {"input_ids": torch.tensor(input_ids)}
+        for use in case["uses"]:
+            # "attention_mask int64" and "instance_mask all False" vary the recorded masks.
+            key, _, variant = use.partition(" ")
+            value = torch.tensor(LABELS[key][row], dtype=torch.int64 if variant == "int64" else kinds[key])
+            item[key] = torch.zeros_like(value) if variant == "all False" else value
+        items.append(item)
+    batch = DataCollator(1)(items)
+    assert batch["labels"][:, 1:].tolist() == case["labels"]
+    assert batch["input_ids"].tolist() == LABELS["input_ids"]
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_padding_has_no_labels(direction: Any) -> None:
+    # The padding id also occurs as a real token: only padding loses its label.
+    batch = DataCollator(1, direction)([{"input_ids": [1, 5, 1]}, {"input_ids": [7]}])
+    assert batch["labels"][0].tolist() == [1, 5, 1]
+    assert batch["labels"][1].tolist() == ([-100, -100, 7] if direction == "left" else [7, -100, -100])
+
+
+def test_rows_of_one_tensor_are_not_copied() -> None:
+    whole = torch.arange(12).reshape(3, 4).clone()
+    batch = DataCollator(0)([{"input_ids": row} for row in whole])
+    assert batch["input_ids"].data_ptr() == whole.data_ptr()
+    assert batch["labels"].data_ptr() != whole.data_ptr()
+    # Another order, or only some of the rows, is another batch.
+    assert (
+        DataCollator(0)([{"input_ids": whole[i]} for i in (1, 0, 2)])["input_ids"].tolist()
+        == whole[[1, 0, 2]].tolist()
+    )
+    assert DataCollator(0)([{"input_ids": row} for row in whole[:2]])["input_ids"].tolist() == whole[:2].tolist()
+
+
+def test_masks_of_some_items_touch_only_those() -> None:
+    batch = DataCollator(0)(
+        [
+            {"input_ids": [1, 2]},
+            {"input_ids": [3, 4], "label_mask": [False, True]},
+            {"input_ids": [5, 6], "instance_mask": False},
+        ]
+    )
+    assert batch["labels"].tolist() == [[1, 2], [-100, 4], [-100, -100]]

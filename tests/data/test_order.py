@@ -1,0 +1,159 @@
+"""The order of a run: against the original's batches, and its own promises."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from olmo_hf.data.collator import DataCollator
+from olmo_hf.data.memmap import MemMapDataset
+from olmo_hf.data.order import DataPosition, OrderedDataset, advance
+from olmo_hf.data.sampler import GlobalBatchSampler
+from olmo_hf.errors import DataError
+
+SMALL = json.loads((Path(__file__).parents[1] / "golden/03_data_order/small.json").read_text())
+
+
+def numbered(folder: Path, num_instances: int) -> MemMapDataset:
+    """A data set whose instance i is the two tokens (i, i)."""
+    path = folder / "numbered.npy"
+    np.repeat(np.arange(num_instances, dtype=np.uint16), 2).tofile(path)
+    return MemMapDataset([str(path)], sequence_length=2, token_dtype="uint16")
+
+
+def ordered(dataset: MemMapDataset, start: DataPosition, batch: int, seed: int = 7) -> OrderedDataset:
+    return OrderedDataset(dataset, seed=seed, shuffle=True, global_batch_size=batch, start=start)
+
+
+WHOLE = [
+    c for c in SMALL if c["drop_last"] and c["max_examples"] is None and c["total_size"] >= c["global_batch_size"]
+]
+
+
+@pytest.mark.parametrize("case", WHOLE, ids=lambda c: f"n{c['dataset_size']}-w{c['world_size']}-s{c['start_index']}")
+def test_batches_of_a_rank_equal_the_originals(case: dict, tmp_path: Path) -> None:
+    dataset = OrderedDataset(
+        numbered(tmp_path, case["dataset_size"]),
+        seed=case["seed"],
+        shuffle=case["shuffle"],
+        global_batch_size=case["global_batch_size"],
+        start=DataPosition(case["epoch"], case["start_index"]),
+    )
+    steps = len(dataset) // case["global_batch_size"]
+    for rank, expected in case["dataloader_batches_workers0"].items():
+        sampler = GlobalBatchSampler(
+            steps=steps,
+            global_batch_size=case["global_batch_size"],
+            per_device_batch_size=case["device_batch_size"],
+            rank=int(rank),
+            world_size=case["world_size"],
+        )
+        loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollator(0))
+        # The original also gives what is left over behind the last whole batch; training never uses it.
+        got = [batch["index"].tolist() for batch in loader]
+        assert got == expected[:steps]
+        assert all(len(b) < case["device_batch_size"] for b in expected[steps:])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    n=st.integers(1, 50),
+    batch=st.integers(1, 12),
+    begin=st.integers(0, 50),
+    a=st.integers(0, 40),
+    b=st.integers(0, 40),
+)
+def test_advancing_in_pieces_is_advancing_at_once(n: int, batch: int, begin: int, a: int, b: int) -> None:
+    start = DataPosition(3, min(begin, n))
+    if n < batch:
+        with pytest.raises(DataError, match="fewer than one global batch"):
+            advance(start, a, global_batch_size=batch, num_instances=n)
+        return
+    there = advance(start, a, global_batch_size=batch, num_instances=n)
+    assert advance(there, b, global_batch_size=batch, num_instances=n) == advance(
+        start, a + b, global_batch_size=batch, num_instances=n
+    )
+    assert 0 <= there.instances <= n
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(1, 40), batch=st.integers(1, 9), begin=st.integers(0, 40), cut=st.integers(0, 12))
+def test_a_restart_continues_exactly(tmp_path_factory, n: int, batch: int, begin: int, cut: int) -> None:
+    if n < batch:
+        return
+    dataset = numbered(tmp_path_factory.mktemp("data"), n)
+    start = DataPosition(2, min(begin, n))
+    whole = ordered(dataset, start, batch)
+    again = ordered(dataset, advance(start, cut, global_batch_size=batch, num_instances=n), batch)
+    steps = 3 * (n // batch) + 2
+    expected = whole.instance_ids(cut * batch, (cut + steps) * batch)
+    assert again.instance_ids(0, steps * batch).tolist() == expected.tolist()
+    assert [whole[k]["index"] for k in range(cut * batch, (cut + 2) * batch)] == expected[: 2 * batch].tolist()
+
+
+def test_epochs_hold_every_instance_once_but_the_remainder(tmp_path: Path) -> None:
+    # 41 instances in batches of 8: 40 are read, one is dropped, another one each epoch.
+    data = ordered(numbered(tmp_path, 41), DataPosition(), 8)
+    assert (len(data), data.steps_per_epoch, data.num_instances) == (40, 5, 41)
+    epochs = [data.instance_ids(40 * e, 40 * e + 40) for e in range(3)]
+    for ids in epochs:
+        assert np.unique(ids).size == 40
+    assert not np.array_equal(epochs[0], epochs[1])
+    assert data.instance_ids(0, 120).tolist() == np.concatenate(epochs).tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_workers_and_epochs_change_nothing(tmp_path: Path, workers: int) -> None:
+    # Resumed in the middle of an epoch and run far into the third with persistent workers.
+    start = DataPosition(0, 24)
+    data = ordered(numbered(tmp_path, 41), start, 8)
+    expected = data.instance_ids(0, 14 * 8)
+    per_rank = []
+    for rank in range(2):
+        sampler = GlobalBatchSampler(steps=14, global_batch_size=8, per_device_batch_size=2, rank=rank, world_size=2)
+        assert len(sampler) == 28
+        loader = DataLoader(
+            data,
+            batch_sampler=sampler,
+            collate_fn=DataCollator(0),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+        batches = list(loader)
+        assert all(torch.equal(b["input_ids"][:, 0], b["index"]) for b in batches)
+        per_rank.append(torch.cat([b["index"] for b in batches]).reshape(14, 4))
+    assert torch.stack(per_rank, dim=-1).reshape(14, 8).tolist() == expected.reshape(14, 8).tolist()
+
+
+def test_micro_batches_cut_a_step_and_never_cross_it() -> None:
+    sampler = GlobalBatchSampler(steps=2, global_batch_size=10, per_device_batch_size=3, rank=1, world_size=2)
+    assert list(sampler) == [[1, 3, 5], [7, 9], [11, 13, 15], [17, 19]]
+    assert len(sampler) == 4
+    with pytest.raises(ValueError, match="cannot be dealt"):
+        GlobalBatchSampler(steps=1, global_batch_size=6, per_device_batch_size=3, rank=1, world_size=4)
+
+
+def test_a_start_behind_the_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"50 instances into its epoch, but the data hold 41"):
+        ordered(numbered(tmp_path, 41), DataPosition(0, 50), 8)
+
+
+def test_file_order_without_shuffling(tmp_path: Path) -> None:
+    data = OrderedDataset(numbered(tmp_path, 10), seed=1, shuffle=False, global_batch_size=4, start=DataPosition(0, 4))
+    assert data.instance_ids(0, 12).tolist() == [4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(IndexError, match="no end"):
+        data[-1]
+
+
+def test_pickle_leaves_the_orders_behind(tmp_path: Path) -> None:
+    data = ordered(numbered(tmp_path, 20_000), DataPosition(), 8)
+    first = data[0]["index"]
+    content = pickle.dumps(data)
+    assert len(content) < 3_000
+    assert pickle.loads(content)[0]["index"] == first
