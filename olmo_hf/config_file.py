@@ -1,0 +1,73 @@
+"""A run's YAML file and command line, read into `RunArgs`; and `RunArgs` written back.
+
+Identical to reading the YAML with OmegaConf and merging dotted overrides, except that every value is read as its field
+declares it, unknown keys are refused, and all problems come in one `ConfigError`. Nothing here imports torch, and
+transformers is imported only for keys that transformers declares.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from olmo_hf.args import RunArgs
+from olmo_hf.errors import ConfigError
+from olmo_hf.settings.checks import check_run
+from olmo_hf.settings.declared_elsewhere import take_architecture, take_training_arguments
+from olmo_hf.settings.overrides import apply_overrides, split_overrides
+from olmo_hf.settings.problems import Problems
+from olmo_hf.settings.source import read_yaml, resolve
+from olmo_hf.settings.values import read_value
+
+
+def load_run(path: str | Path, overrides: Sequence[str] = ()) -> RunArgs:
+    """Reads a configuration.
+
+    Args:
+        path: YAML file with the sections `name`, `model`, `data`, `training`, `callbacks`, `evaluation`.
+        overrides: words of a command line: `--section.field=value`, `--section.field value`, `--section.switch`,
+            `--no-section.switch`; names may be written with `-` for `_`.
+
+    Raises:
+        ConfigError: the file cannot be read, or the settings are wrong; then it lists every problem found.
+    """
+    problems = Problems()
+    tree = read_yaml(Path(path))
+    apply_overrides(tree, split_overrides(overrides, problems), problems)
+    tree = resolve(tree, problems)
+    further = take_training_arguments(tree, problems)
+    architecture = take_architecture(tree, problems)
+    run = read_value(tree, RunArgs, "", problems) or RunArgs()
+    run = dataclasses.replace(
+        run,
+        model=dataclasses.replace(run.model, config=architecture),
+        training=dataclasses.replace(run.training, transformers=further),
+    )
+    check_run(run, problems)
+    if problems.sentences:
+        raise ConfigError(problems.sentences)
+    return run
+
+
+def run_to_yaml(run: RunArgs) -> str:
+    """Every setting of a run as YAML; `load_run` on it gives the identical `RunArgs`."""
+    tree = _plain(run)
+    tree["training"] |= tree["training"].pop("transformers")
+    return OmegaConf.to_yaml(OmegaConf.create(tree))
+
+
+def config_hash(run: RunArgs) -> str:
+    """Sixteen hexadecimal digits that are equal exactly when the settings are."""
+    return hashlib.sha256(run_to_yaml(run).encode("utf-8")).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses and tuples as the mappings and lists that YAML has."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

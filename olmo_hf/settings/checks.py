@@ -1,0 +1,208 @@
+"""What must hold between fields. Each check takes the whole run and yields sentences that begin with the key."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from olmo_hf.args import RunArgs
+from olmo_hf.callbacks.args import callbacks_problems
+from olmo_hf.errors import ConfigError
+from olmo_hf.evaluation.args import evaluation_problems
+from olmo_hf.settings.problems import Problems, shown
+from olmo_hf.training.durations import parse_duration
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NOT_A_PATH = ("auto", "never")
+
+
+def check_run(run: RunArgs, problems: Problems) -> None:
+    """Notes every broken rule, except on values that could not even be read."""
+    for check in CHECKS:
+        for sentence in check(run):
+            key = re.split(r":? ", sentence, maxsplit=1)[0].rstrip(":")
+            if not problems.touches([key]):
+                problems.add(key, sentence)
+
+
+def check_name(run: RunArgs) -> Iterator[str]:
+    """The name is also a directory name, on every file system and in every tracker."""
+    if not run.name:
+        yield "name: not given; write `name: my-run`, which also names the directory below runs/"
+    elif not _PLAIN_NAME.fullmatch(run.name):
+        yield (
+            f"name: found {shown(run.name)}, expected a plain directory name; use letters, digits, `.`, `_` and `-`, "
+            "starting with a letter or digit"
+        )
+
+
+def check_model(run: RunArgs) -> Iterator[str]:
+    """One source says what is built."""
+    model = run.model
+    if model.init_from is not None and (model.preset is not None or model.config):
+        yield "model.init_from: the checkpoint says the architecture; remove `model.preset` and `model.config`"
+    elif model.init_from is None and model.preset is None and not model.config:
+        yield "model.preset: not given; name a size such as olmo2_7b, or give `model.config` or `model.init_from`"
+
+
+def check_data(run: RunArgs) -> Iterator[str]:
+    """There is something to train on, and every file of masks has its file of tokens."""
+    if not run.data.paths:
+        yield "data.paths: not given; name the token files, for example `paths: [data/mine/train/*.npy]`"
+    yield from _check_data_section("data", run.data)
+    for place, evaluator in enumerate(run.evaluation.evaluators):
+        yield from _check_data_section(f"evaluation.evaluators[{place}].data", evaluator.data)
+
+
+def _check_data_section(key: str, data: Any) -> Iterator[str]:
+    masks, paths = data.label_mask_paths, data.paths
+    if masks and len(masks) != len(paths) and not any("*" in path for path in (*masks, *paths)):
+        yield f"{key}.label_mask_paths: found {len(masks)} for {len(paths)} token files; give one mask per token file"
+    if data.document_positions == "reset" and not data.document_masking:
+        yield f"{key}.document_positions: found 'reset' without masking; set `{key}.document_masking: true` too"
+    window = data.instance_filter
+    if window is not None and not 1 <= window.repetition_min_period <= window.repetition_max_period:
+        yield (
+            f"{key}.instance_filter.repetition_min_period: found {window.repetition_min_period} with a longest period "
+            f"of {window.repetition_max_period}; give 1 <= shortest <= longest"
+        )
+
+
+def check_lengths(run: RunArgs) -> Iterator[str]:
+    """The run has an end, every interval is a length, and a launch has one reason to stop early."""
+    training = run.training
+    if training.max_duration is None:
+        yield "training.max_duration: not given; write 300 (steps), '2ep' (epochs) or '5e9T' (tokens)"
+    for name in ("max_duration", "save_interval", "save_interval_ephemeral"):
+        value = getattr(training, name)
+        if value is None:
+            continue
+        try:
+            parse_duration(value, key=f"training.{name}")
+        except ConfigError as error:
+            yield error.problems[0]
+    if training.stop_at is not None and training.stop_after is not None:
+        yield "training.stop_after: given together with `training.stop_at`; keep one of them"
+
+
+def check_batch(run: RunArgs) -> Iterator[str]:
+    """The global batch is named; whether it divides among the devices is known only at launch."""
+    if run.training.global_train_batch_size is None:
+        yield "training.global_train_batch_size: not given; write the instances per optimizer step over all devices"
+
+
+def check_resume(run: RunArgs) -> Iterator[str]:
+    """What changes a restart is asked for together with the checkpoint it starts from."""
+    training = run.training
+    if training.resume == "":
+        yield "training.resume: empty; write auto, never or the path of a checkpoint"
+    if training.resume not in _NOT_A_PATH:
+        return
+    for name in ("reset_optimizer", "reset_trainer_state", "fast_forward_batches"):
+        if getattr(training, name):
+            yield (
+                f"training.{name}: found {shown(getattr(training, name))} with `training.resume: {training.resume}`, "
+                "which would repeat it at every restart; name the checkpoint in `training.resume`"
+            )
+
+
+def check_scheduler(run: RunArgs) -> Iterator[str]:
+    """Fields of one curve are not given to another."""
+    curve, peak = run.training.scheduler, run.training.learning_rate
+    if curve.name == "warmup_stable_decay" and curve.decay is None:
+        yield "training.scheduler.decay: not given; warmup_stable_decay needs the length of its final decay"
+    if curve.name != "warmup_stable_decay" and curve.decay is not None:
+        yield (
+            f"training.scheduler.decay: found {shown(curve.decay)}, but {curve.name} has no final decay; "
+            "remove it or choose warmup_stable_decay"
+        )
+    if curve.name != "warmup_stable_decay" and curve.decay_shape != "linear":
+        yield f"training.scheduler.decay_shape: {curve.name} has no final decay; remove it"
+    if curve.warmup_min_lr is not None and not 0 <= curve.warmup_min_lr <= peak:
+        yield (
+            f"training.scheduler.warmup_min_lr: found {shown(curve.warmup_min_lr)}, expected 0 up to "
+            f"`training.learning_rate` {shown(peak)}; lower it"
+        )
+    if (curve.grad_clip_warmup is None) != (curve.grad_clip_warmup_factor is None):
+        missing = "grad_clip_warmup" if curve.grad_clip_warmup is None else "grad_clip_warmup_factor"
+        yield f"training.scheduler.{missing}: not given; the clipping warm-up needs its length and its factor"
+
+
+def check_precision(run: RunArgs) -> Iterator[str]:
+    """One kind of mixed precision."""
+    if run.training.bf16 and run.training.fp16:
+        yield "training.fp16: given together with `training.bf16`; keep one of them"
+
+
+def check_optimizer(run: RunArgs) -> Iterator[str]:
+    """`optim` chooses among Hugging Face's optimizers, `optimizer` among ours."""
+    default = next(f.default for f in dataclasses.fields(run.training) if f.name == "optim")
+    if run.training.optimizer != "adamw" and run.training.optim != default:
+        yield f"training.optim: given together with `training.optimizer: {run.training.optimizer}`; keep one of them"
+
+
+_AT_LEAST: dict[str, float] = {
+    "data.sequence_length": 2,
+    "data.num_workers": 0,
+    "data.prefetch_factor": 1,
+    "data.seed": 0,
+    "training.global_train_batch_size": 1,
+    "training.per_device_train_batch_size": 1,
+    "training.per_device_eval_batch_size": 1,
+    "training.seed": 0,
+    "training.learning_rate": 0,
+    "training.weight_decay": 0,
+    "training.adam_epsilon": 0,
+    "training.max_grad_norm": 0,
+    "training.max_grad_norm_ratio": 0,
+    "training.z_loss_weight": 0,
+    "training.bolt_on_warmup": 0,
+    "training.fast_forward_batches": 0,
+    "training.stop_at": 1,
+    "training.stop_after": 1,
+    "training.logging_steps": 1,
+    "training.scheduler.warmup": 0,
+    "training.scheduler.t_max": 1,
+    "training.scheduler.alpha_f": 0,
+    "training.scheduler.decay": 0,
+    "training.scheduler.grad_clip_warmup": 0,
+    "training.scheduler.grad_clip_warmup_factor": 0,
+}
+"""Smallest value that makes sense; null stays allowed where the field allows it."""
+
+
+def check_ranges(run: RunArgs) -> Iterator[str]:
+    """Numbers on their own."""
+    for key, least in _AT_LEAST.items():
+        value: Any = run
+        for name in key.split("."):
+            value = getattr(value, name)
+        if value is not None and value < least:
+            yield f"{key}: found {shown(value)}, expected at least {least:g}; raise it"
+    for name in ("adam_beta1", "adam_beta2"):
+        value = getattr(run.training, name)
+        if not 0 <= value < 1:
+            yield f"training.{name}: found {shown(value)}, expected 0 up to but not 1; lower it"
+    if run.training.keep != -1 and run.training.keep < 1:
+        yield f"training.keep: found {run.training.keep}, expected -1 (all) or at least 1; one must be kept to go on"
+
+
+def check_sections(run: RunArgs) -> Iterator[str]:
+    """Rules that the rooms keep beside their own sections."""
+    yield from callbacks_problems(run.callbacks)
+    yield from evaluation_problems(run.evaluation)
+
+
+CHECKS: tuple[Callable[[RunArgs], Iterator[str]], ...] = (
+    check_name,
+    check_model,
+    check_data,
+    check_lengths,
+    check_batch,
+    check_resume,
+    check_scheduler,
+    check_precision,
+    check_optimizer,
+    check_ranges,
+    check_sections,
+)
