@@ -107,7 +107,7 @@ class Console(OlmoCallback):
         table.add_column(justify="right")
         for name, value in rows.items():
             table.add_row(name, value)
-        RichConsole(file=self._stream, highlight=False, markup=False).print(table)
+        RichConsole(file=self._stream, force_terminal=self._bar, highlight=False, markup=False).print(table)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

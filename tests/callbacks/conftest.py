@@ -1,0 +1,40 @@
+"""What the trainer hands to callbacks, and a clock that goes when it is told to."""
+
+from pathlib import Path
+
+import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> TrainingArguments:
+    return TrainingArguments(output_dir=str(tmp_path / "unused"), use_cpu=True, report_to=[])
+
+
+@pytest.fixture
+def state() -> TrainerState:
+    state = TrainerState()
+    state.max_steps = 10
+    state.is_world_process_zero = True
+    return state
+
+
+@pytest.fixture
+def control() -> TrainerControl:
+    return TrainerControl()

@@ -1,0 +1,57 @@
+import math
+from pathlib import Path
+
+from olmo_hf.callbacks.json_lines import read_json_lines
+from olmo_hf.callbacks.metrics_file import EVENTS_FILE, METRICS_FILE, MetricsFile, without_abandoned
+
+
+def test_one_line_per_log_with_step_tokens_and_time(tmp_path: Path, arguments, state, control, clock) -> None:
+    callback = MetricsFile(tmp_path, clock=clock)
+    callback.on_train_begin(arguments, state, control)
+    for step in (1, 2):
+        state.global_step, state.num_input_tokens_seen = step, step * 64
+        clock.wait(0.5)
+        callback.on_log(arguments, state, control, logs={"train/CrossEntropyLoss": math.nan if step == 2 else 3.25})
+    callback.on_save(arguments, state, control)
+    callback.on_log(arguments, state, control, logs={"train_runtime": 1.0, "train_loss": 0.5})
+    callback.on_train_end(arguments, state, control)
+    rows = list(read_json_lines(tmp_path / METRICS_FILE))
+    assert rows[0] == {"step": 1, "tokens": 64, "time": 1000.5, "train/CrossEntropyLoss": 3.25}
+    assert [row["step"] for row in rows] == [1, 2], "the closing summary is no step"
+    assert math.isnan(rows[1]["train/CrossEntropyLoss"]), "a NaN is logged as what it is"
+    events = list(read_json_lines(tmp_path / EVENTS_FILE))
+    assert [(event["event"], event["step"]) for event in events] == [
+        ("start", 0),
+        ("checkpoint", 2),
+        ("summary", 2),
+        ("end", 2),
+    ]
+
+
+def test_other_ranks_write_nothing(tmp_path: Path, arguments, state, control) -> None:
+    state.is_world_process_zero = False
+    callback = MetricsFile(tmp_path)
+    callback.on_train_begin(arguments, state, control)
+    callback.on_log(arguments, state, control, logs={"train/CrossEntropyLoss": 1.0})
+    callback.on_train_end(arguments, state, control)
+    assert list(tmp_path.iterdir()) == []
+
+
+def row(step: int, launch: int, **metrics: float) -> dict:
+    return {"step": step, "tokens": step, "time": launch, **metrics}
+
+
+def test_a_restart_that_goes_back_replaces_the_abandoned_rows() -> None:
+    first = [row(step, 1, loss=1.0) for step in range(1, 9)]
+    second = [row(step, 2, loss=1.0) for step in range(6, 8)]
+    kept = without_abandoned(first + second)
+    assert [(r["step"], r["time"]) for r in kept] == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 2), (7, 2)]
+
+
+def test_evaluations_of_the_same_step_are_kept_and_replaced_with_it() -> None:
+    rows = [row(7, 1, loss=1.0), row(8, 1, loss=1.0), row(8, 1, val=2.0)]
+    assert without_abandoned(rows) == rows
+    again = [row(8, 2, loss=1.5), row(8, 2, val=2.5)]
+    assert without_abandoned(rows + again) == [rows[0], *again], "restart at 7: both rows of 8 are new"
+    on_load = [row(8, 2, val=2.5), row(9, 2, loss=0.5)]
+    assert without_abandoned(rows + on_load) == [*rows[:2], *on_load], "evaluation on load replaces that row only"
