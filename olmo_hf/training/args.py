@@ -119,6 +119,14 @@ class TrainingArgs:
     scheduler: SchedulerArgs = field(default_factory=SchedulerArgs)
     """Learning-rate curve."""
 
+    loss_implementation: Literal["auto", "plain", "chunked", "flash", "liger"] = "auto"
+    """How the loss is computed; all agree. `plain`: from the model's logits; `chunked`: head and loss together, a few
+    positions at a time; `flash`, `liger`: kernels of these packages (GPU). `auto`: `chunked` for our model, `plain`
+    for any other."""
+
+    loss_chunk_tokens: int = 1024
+    """`chunked` only: positions whose logits exist at the same time."""
+
     bolt_on_warmup: float = 0.0
     """After a reset of the optimizer: warm the learning rate up again over this many `scheduler.units`; 0.0 is off."""
 
