@@ -1,0 +1,99 @@
+"""From a `data` section to what a trainer or an evaluator reads."""
+
+from olmo_hf.data.args import DataArgs
+from olmo_hf.data.checks import TokenLimits, check_data, resolve_files
+from olmo_hf.data.collator import DataCollator
+from olmo_hf.data.memmap import MemMapDataset
+from olmo_hf.data.order import DataPosition, OrderedDataset
+from olmo_hf.errors import DataError
+
+
+def build_train_data(
+    args: DataArgs,
+    *,
+    seed: int,
+    eos_token_id: int | None,
+    pad_token_id: int | None,
+    vocab_size: int | None,
+    global_train_batch_size: int,
+    start: DataPosition,
+) -> tuple[OrderedDataset, DataCollator]:
+    """The training data in the order of the run, checked, and the collator for them.
+
+    Args:
+        args: The `data` section.
+        seed: Seed of the run; `args.seed` goes before it.
+        eos_token_id: End-of-text id; needed by `document_masking`.
+        pad_token_id: Padding id. Instances have one length, so nothing is padded; None will do.
+        vocab_size: Rows of the model's embedding, to refuse ids it has no row for. None: not checked.
+        global_train_batch_size: Instances of an optimizer step over all ranks.
+        start: Where the run begins or continues.
+
+    Raises:
+        DataError: The data cannot be used; the message holds every problem found.
+    """
+    dataset = _build_dataset(
+        args,
+        limits=TokenLimits(vocab_size=vocab_size, eos_token_id=eos_token_id),
+        pad_token_id=pad_token_id,
+        global_batch_size=global_train_batch_size,
+    )
+    ordered = OrderedDataset(
+        dataset,
+        seed=seed if args.seed is None else args.seed,
+        shuffle=args.shuffle,
+        global_batch_size=global_train_batch_size,
+        start=start,
+    )
+    return ordered, build_collator(pad_token_id)
+
+
+def build_eval_data(
+    args: DataArgs, *, eos_token_id: int | None, pad_token_id: int | None, vocab_size: int | None
+) -> tuple[MemMapDataset, DataCollator]:
+    """The data of an evaluator, checked, in file order, and the collator for them. See `build_train_data`."""
+    dataset = _build_dataset(
+        args,
+        limits=TokenLimits(vocab_size=vocab_size, eos_token_id=eos_token_id),
+        pad_token_id=pad_token_id,
+        global_batch_size=None,
+    )
+    return dataset, build_collator(pad_token_id)
+
+
+def build_collator(pad_token_id: int | None) -> DataCollator:
+    """Instances are equally long, so the id of the padding is never seen; 0 stands for a tokenizer without one."""
+    return DataCollator(0 if pad_token_id is None else pad_token_id)
+
+
+def _build_dataset(
+    args: DataArgs, *, limits: TokenLimits, pad_token_id: int | None, global_batch_size: int | None
+) -> MemMapDataset:
+    problems = check_data(args, limits=limits, global_batch_size=global_batch_size)
+    if args.document_masking and limits.eos_token_id is None:
+        problems.append(
+            "data.document_masking: needs the end-of-text id, and neither the tokenizer nor the model names one; set "
+            "model.tokenizer or model.config.eos_token_id"
+        )
+    if problems:
+        raise DataError(describe_problems(problems))
+    files = resolve_files(args)
+    return MemMapDataset(
+        files.paths,
+        sequence_length=args.sequence_length,
+        token_dtype=files.token_dtype,
+        label_mask_paths=files.label_mask_paths,
+        eos_token_id=limits.eos_token_id,
+        pad_token_id=pad_token_id,
+        instance_filter=args.instance_filter,
+        generate_doc_lens=args.document_masking,
+    )
+
+
+def describe_problems(problems: list[str], *, most: int = 20) -> str:
+    """All problems as one message; of a great many only the first."""
+    head = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    shown = [f"  - {problem}" for problem in problems[:most]]
+    if len(problems) > most:
+        shown.append(f"  ... and {len(problems) - most} more")
+    return "\n".join([f"{head} with the data:", *shown])
