@@ -18,12 +18,13 @@ class ModelArgs:
     """A checkpoint directory or hub id whose weights start this run (continued pre-training)."""
 
     tokenizer: str | None = None
-    """Directory or hub id of the tokenizer; saved beside every checkpoint. None: checkpoints carry no tokenizer."""
+    """Directory, `tokenizer.json` file or hub id of the tokenizer; saved beside every checkpoint. None: the one in the
+    `init_from` directory, if it has one."""
 
-    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"] = (
-        "auto"
-    )
-    """`auto`: flash attention on a GPU where the package is installed, else sdpa. Anything else is taken or refused."""
+    attn_implementation: Literal[
+        "auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
+    ] = "auto"
+    """`auto`: flash attention on a GPU where the package is installed, else sdpa. All others are taken or refused."""
 
     activation_checkpointing: str | None = None
     """`whole_layer`, `one_in_two`, `one_in_three`, `one_in_four`, `one_in_eight`, `two_in_three`, `three_in_four`,
