@@ -1,5 +1,7 @@
 """From a `data` section to what a trainer or an evaluator reads."""
 
+from typing import Any
+
 from olmo_hf.data.args import DataArgs
 from olmo_hf.data.checks import TokenLimits, check_data, resolve_files
 from olmo_hf.data.collator import DataCollator
@@ -88,6 +90,15 @@ def _build_dataset(
         instance_filter=args.instance_filter,
         generate_doc_lens=args.document_masking,
     )
+
+
+def data_loading(args: DataArgs) -> dict[str, Any]:
+    """What a `DataLoader` is told, under the names of `TrainingArguments`."""
+    return {
+        "dataloader_num_workers": args.num_workers,
+        "dataloader_prefetch_factor": args.prefetch_factor if args.num_workers else None,
+        "dataloader_pin_memory": args.pin_memory,
+    }
 
 
 def describe_problems(problems: list[str], *, most: int = 20) -> str:

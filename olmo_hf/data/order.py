@@ -94,6 +94,16 @@ class OrderedDataset(Dataset):
         """Whole global batches of an epoch read from its beginning."""
         return self.num_instances // self.global_batch_size
 
+    def starting_at(self, start: DataPosition) -> "OrderedDataset":
+        """The same order, beginning elsewhere."""
+        return OrderedDataset(
+            self.dataset,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            global_batch_size=self.global_batch_size,
+            start=start,
+        )
+
     def __len__(self) -> int:
         """Instances from `start` that are read before the epoch of `start` ends."""
         return (self.num_instances - self.start.instances) // self.global_batch_size * self.global_batch_size
