@@ -1,0 +1,98 @@
+"""Clipping on one process, two with copies (DDP) and two with shards (FSDP2): same norms, rates, memory and weights.
+
+Measured against the true norm, torch's own function applied to local shards gives another number on every rank.
+"""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from olmo_hf.training.clipping import AdaptiveClipper, clip_by_global_norm, gradient_norms
+
+STEPS = 6
+
+
+def build_model():
+    """Seven-element and one-row tensors: two ranks cannot share them evenly, one of them gets nothing of the head."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3), nn.Tanh(), nn.Linear(3, 1, bias=False))
+
+
+def train(model, *, rank, world_size, adaptive):
+    """Six SGD steps on a fixed batch split over ranks; the gradient of step 5 is ten times larger."""
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(8, 5), torch.randn(8, 1)
+    share = slice(rank * 8 // world_size, (rank + 1) * 8 // world_size)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    clipper = AdaptiveClipper(names, clip_groups="parameter", beta=0.95)
+    optimizer = torch.optim.SGD(parameters, lr=0.5)
+    totals, rates = [], []
+    for step in range(1, STEPS + 1):
+        optimizer.zero_grad()
+        factor = 10.0 if step == 5 else 1.0
+        (factor * (model(inputs[share]) - targets[share]).square().sum() / 8 * world_size).backward()
+        norms = gradient_norms(parameters)
+        if adaptive:
+            rate = clipper.clip(parameters, norms, ratio=1.0, step=step)
+        else:
+            rate = clip_by_global_norm(parameters, norms, max_norm=0.01)
+        optimizer.step()
+        totals.append(norms.total.item())
+        rates.append(rate.item())
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in parameters]
+    return {
+        "totals": torch.tensor(totals, dtype=torch.float64),
+        "rates": torch.tensor(rates),
+        "memory": clipper.state_dict()["running_norms"],
+        "weights": torch.cat([tensor.detach().flatten() for tensor in whole]),
+    }
+
+
+def worker(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    for adaptive in (False, True):
+        sharded = build_model()
+        for layer in sharded:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+        fully_shard(sharded, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+        assert sharded[4].weight.to_local().numel() == (3 if rank == 0 else 0)
+        copies = DistributedDataParallel(build_model())
+        for kind, model in (("fsdp", sharded), ("ddp", copies)):
+            found = train(model, rank=rank, world_size=2, adaptive=adaptive)
+            torch.save(found, f"{folder}/{kind}-{adaptive}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def spread_runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clipping")
+    mp.start_processes(worker, args=(str(folder),), nprocs=2, start_method="spawn")
+    return {path.stem: torch.load(path, weights_only=True) for path in Path(folder).glob("*.pt")}
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_clipping_does_not_depend_on_how_the_model_is_spread(spread_runs, kind, adaptive):
+    expected = train(build_model(), rank=0, world_size=1, adaptive=adaptive)
+    assert expected["rates"].max() > 0
+    for rank in range(2):
+        found = spread_runs[f"{kind}-{adaptive}-{rank}"]
+        torch.testing.assert_close(found["totals"], expected["totals"], rtol=1e-5, atol=0.0)
+        torch.testing.assert_close(found["rates"], expected["rates"], rtol=0.0, atol=1e-7)
+        torch.testing.assert_close(found["memory"], expected["memory"], rtol=1e-5, atol=0.0, equal_nan=True)
+        torch.testing.assert_close(found["weights"], expected["weights"], rtol=0.0, atol=1e-6)
+    for part in ("totals", "rates", "memory"):
+        one, other = (spread_runs[f"{kind}-{adaptive}-{rank}"][part] for rank in range(2))
+        assert torch.equal(one.nan_to_num(-1.0), other.nan_to_num(-1.0))
