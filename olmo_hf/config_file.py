@@ -7,6 +7,7 @@ transformers is imported only for keys that transformers declares.
 
 import dataclasses
 import hashlib
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from olmo_hf.settings.declared_elsewhere import take_architecture, take_training
 from olmo_hf.settings.overrides import apply_overrides, split_overrides
 from olmo_hf.settings.problems import Problems
 from olmo_hf.settings.source import read_yaml, resolve
-from olmo_hf.settings.values import read_value
+from olmo_hf.settings.values import members, read_value
 
 
 def load_run(path: str | Path, overrides: Sequence[str] = ()) -> RunArgs:
@@ -65,9 +66,16 @@ def config_hash(run: RunArgs) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses and tuples as the mappings and lists that YAML has."""
+    """Dataclasses and tuples as the mappings and lists that YAML has; equal settings become equal text."""
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        hints = typing.get_type_hints(type(value))
+        return {name: _as_declared(_plain(getattr(value, name)), hint) for name, hint in hints.items()}
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _plain(value[name]) for name in sorted(value)}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _as_declared(value: Any, hint: Any) -> Any:
+    """A default written as `100` in a field of type float is 100.0, as it is when read."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if is_whole and float in members(hint) and int not in members(hint) else value

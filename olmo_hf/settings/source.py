@@ -16,9 +16,10 @@ from olmo_hf.errors import ConfigError
 from olmo_hf.settings.problems import Problems, nearest, shown
 
 MAX_FILE_BYTES = 4 * 2**20
-MAX_DEPTH = 40
+MAX_NODES = 100_000
+"""Most values in a file once its anchors are written out."""
 MAX_SIZE = 4 * 2**20
-"""Largest number of nodes and characters after anchors and references are written out."""
+"""Most values and characters once `${...}` is written out."""
 
 _REFERENCE = re.compile(r"\$\{\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*\}")
 _MISSING = "???"  # OmegaConf's word for a value that must still be given
@@ -48,11 +49,15 @@ def parse_mapping(text: str, where: str) -> dict[str, Any]:
         ConfigError: not YAML, not a mapping, or grown by anchors beyond the limits; names `where`.
     """
     try:
-        _refuse_growth(text, where)
-        tree = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        created = OmegaConf.create(text, max_yaml_expanded_nodes=MAX_NODES)
+        tree = OmegaConf.to_container(created, resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         first = " ".join(str(error).split())
-        raise ConfigError(f"{where}: not readable as YAML: {first}") from error
+        raise ConfigError(
+            f"{where}: not readable as YAML: {first or 'nested too deep'}; mend the file there"
+        ) from error
+    except AssertionError:  # OmegaConf's answer to a file that is a single number or boolean
+        tree = text
     if not isinstance(tree, dict) or (tree and text.strip() in tree):
         raise ConfigError(f"{where}: expected sections (`name:`, `model:`, `data:`, ...), found {shown(tree)}")
     return {str(name): value for name, value in tree.items()}
@@ -66,32 +71,6 @@ def parse_value(text: str) -> Any:
     """
     value = parse_mapping(f"value: {text}", "the value")
     return value["value"] if list(value) == ["value"] else value
-
-
-def _refuse_growth(text: str, where: str) -> None:
-    """Counts nodes as if every anchor were written out, from the parser's events, before anything is built."""
-    sizes: list[int] = []
-    anchors: dict[str, int] = {}
-    names: list[str | None] = []
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        if isinstance(event, yaml.CollectionStartEvent):
-            sizes.append(1)
-            names.append(event.anchor)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            size, name = sizes.pop(), names.pop()
-            if name is not None:
-                anchors[name] = size
-            if sizes:
-                sizes[-1] += size
-        elif isinstance(event, yaml.ScalarEvent | yaml.AliasEvent):
-            name = event.anchor
-            size = len(event.value) if isinstance(event, yaml.ScalarEvent) else anchors.get(name or "", 1)
-            if name is not None:
-                anchors[name] = size
-            if sizes:
-                sizes[-1] += size
-        if len(sizes) > MAX_DEPTH or (sizes and sizes[-1] > MAX_SIZE):
-            raise ConfigError(f"{where}: nested deeper than {MAX_DEPTH} or larger than {MAX_SIZE} when written out")
 
 
 def resolve(tree: dict[str, Any], problems: Problems) -> dict[str, Any]:
@@ -148,7 +127,7 @@ class _Measure:
             for part in reference.split("."):
                 if isinstance(node, dict) and part not in node:
                     guess = nearest(part, map(str, node))
-                    remedy = f"did you mean `{guess}`?" if guess else "name a key of this file by its full path"
+                    remedy = f"did you mean `{guess}`?" if guess else "name a key that the file gives, in full"
                     self.problems.add(key, f"{key}: `${{{reference}}}` names no key of this file; {remedy}")
                     return 0
                 if not isinstance(node, dict):
