@@ -23,10 +23,10 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 
 
 def short_number(value: float) -> str:
-    """Four significant digits at most, with `k`, `M`, `G`, `T` above a thousand."""
+    """Four significant digits at most, with `k`, `M`, `B`, `T` above a thousand."""
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
-    for factor, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.3g}{suffix}"
     return f"{value:.4g}"

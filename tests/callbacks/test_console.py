@@ -54,7 +54,7 @@ def test_short_number() -> None:
         "999",
         "1.23k",
         "5.6M",
-        "7G",
+        "7B",
         "5T",
     ]
 

@@ -1,0 +1,24 @@
+"""`olmo-hf report RUN [RUN2 ...]`: what happened, as one HTML file and a PNG."""
+
+import argparse
+import sys
+from pathlib import Path
+
+HELP = "draw a run's record: one self-contained HTML file and loss.png"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the verb."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directory; several are drawn together")
+    parser.add_argument(
+        "-o", "--output-dir", type=Path, help="where report.html and loss.png go (default: the first run's directory)"
+    )
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Writes the report and says where it is."""
+    from olmo_hf.report.write import write_report
+
+    html, png = write_report(namespace.runs, namespace.output_dir)
+    print(f"{html} ({html.stat().st_size / 1e6:.1f} MB)\n{png}", file=sys.stdout)
+    return 0
