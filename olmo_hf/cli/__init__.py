@@ -1,0 +1,1 @@
+"""The shell command `olmo-hf`: one file per verb, with `HELP`, `add_arguments(parser)` and `run(namespace)`."""
