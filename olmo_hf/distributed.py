@@ -2,12 +2,33 @@
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from olmo_hf.errors import ConfigError
+
 Value = TypeVar("Value")
+
+
+def start_processes() -> None:
+    """Join the process group that the launcher prepared; with a single process there is nothing to join.
+
+    Raises:
+        ConfigError: the launcher started another number of processes than it announced.
+    """
+    enable_fsdp_on_cpu()
+    from accelerate import PartialState
+
+    cpu = os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true"
+    state = PartialState(cpu=cpu)
+    announced = int(os.environ.get("WORLD_SIZE", "1"))
+    if state.num_processes != announced:
+        raise ConfigError(
+            f"WORLD_SIZE is {announced} but {state.num_processes} processes take part; start through "
+            "`accelerate launch --config_file accelerate_configs/...yaml`"
+        )
 
 
 def is_distributed() -> bool:
@@ -99,7 +120,7 @@ def run_on_all(action: Callable[[], Value], error: Callable[[list[str]], Excepti
     messages = gather_objects(message)
     if any(messages):
         raise error([f"rank {i}: {m}" for i, m in enumerate(messages) if m])
-    return result  # type: ignore[return-value]
+    return cast(Value, result)
 
 
 def fsdp_requested() -> bool:
@@ -135,4 +156,4 @@ def enable_fsdp_on_cpu() -> None:
         PartialState._shared_state["distributed_type"] = self.distributed_type
 
     init.keeps_fsdp_on_cpu = True  # type: ignore[attr-defined]
-    AcceleratorState.__init__ = init  # type: ignore[method-assign]
+    AcceleratorState.__init__ = init

@@ -28,3 +28,7 @@ class CheckpointError(OlmoHfError):
 
 class ConversionError(OlmoHfError):
     """A checkpoint or configuration of another program that cannot be expressed here."""
+
+
+class TrainingError(OlmoHfError):
+    """Training cannot go on, for example because the loss is not a number. Nothing was updated."""

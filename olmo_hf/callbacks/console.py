@@ -27,7 +27,7 @@ def short_number(value: float) -> str:
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
     for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
+        if abs(value) >= 0.9995 * factor:
             return f"{value / factor:.3g}{suffix}"
     return f"{value:.4g}"
 

@@ -10,8 +10,8 @@ from olmo_hf.training.evaluating import Evaluator
 def build_evaluators(
     args: EvaluationArgs,
     *,
-    eos_token_id: int,
-    pad_token_id: int,
+    eos_token_id: int | None,
+    pad_token_id: int | None,
     vocab_size: int,
     per_device_eval_batch_size: int,
 ) -> list[Evaluator]:

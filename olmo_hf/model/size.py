@@ -66,3 +66,14 @@ def flops_per_token(config: OlmoHfConfig, sequence_length: int) -> FlopsPerToken
     count = count_parameters(config)
     attention = 4 * config.num_hidden_layers * config.hidden_size * sequence_length
     return FlopsPerToken(forward=2 * count.non_embedding + attention, backward=4 * count.total + 2 * attention)
+
+
+def describe_model(config: OlmoHfConfig, sequence_length: int) -> list[tuple[str, str]]:
+    """Rows (label, value) of the table printed at the start."""
+    count, flops = count_parameters(config), flops_per_token(config, sequence_length)
+    shape = f"{config.num_hidden_layers} layers of width {config.hidden_size}, {config.num_attention_heads} heads"
+    return [
+        ("model", f"{count.total:,} parameters ({count.non_embedding:,} without embeddings): {shape}"),
+        ("vocabulary", f"{config.vocab_size:,} rows for {config.tokenizer_vocab_size or config.vocab_size:,} tokens"),
+        ("arithmetic", f"{flops.total:,} floating-point operations per token, forward and backward"),
+    ]

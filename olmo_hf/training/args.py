@@ -80,8 +80,8 @@ class TrainingArgs:
     learning_rate: float = 4e-4
     """Peak learning rate."""
 
-    optimizer: Literal["adamw", "lion"] = "adamw"
-    """Update rule. Any other of Hugging Face's is reached by `optim`."""
+    optimizer: Literal["adamw", "lion", "muon"] = "adamw"
+    """Update rule (`muon`: for hidden matrices, AdamW for the rest). Any of Hugging Face's is reached by `optim`."""
 
     optim: str = "adamw_torch_fused"
     """Hugging Face's optimizer name; another value than the default replaces `optimizer`."""
@@ -104,11 +104,24 @@ class TrainingArgs:
     decay_embeddings: bool = False
     """Whether embedding matrices decay (OLMo-2: no)."""
 
+    weight_decay_rule: Literal["by_role", "by_dimension"] = "by_role"
+    """Who decays. `by_role`: matrices do, norms, biases and embeddings by the two flags above; `by_dimension`: all with
+    two or more dimensions, embeddings included, whatever the flags say."""
+
+    selective_updates: bool = False
+    """Elements whose gradient is exactly 0 keep weight and moments (AdamW and Lion)."""
+
+    record_update_metrics: bool = False
+    """Report the size of the updates with the detailed metrics (AdamW), or their cosine to their sign (Lion)."""
+
     max_grad_norm: float = 1.0
     """Largest global gradient norm; 0.0 is off."""
 
     max_grad_norm_ratio: float = 0.0
     """Adaptive clipping: largest gradient norm of a parameter as a multiple of its running average; 0.0 is off."""
+
+    clip_groups: Literal["fused", "parameter"] = "fused"
+    """Adaptive clipping: q, k, v share one limit and gate, up another, as in the original; or each tensor its own."""
 
     loss_denominator: Literal["label_tokens", "batch_tokens"] = "label_tokens"
     """What token losses are divided by: labelled targets of the global batch, or every token of it (the original)."""
@@ -131,7 +144,7 @@ class TrainingArgs:
     """After a reset of the optimizer: warm the learning rate up again over this many `scheduler.units`; 0.0 is off."""
 
     resume: str = "auto"
-    """`auto`: newest whole checkpoint of the run directory; `never`: refuse a directory that holds a run; or a path."""
+    """`auto`: newest whole checkpoint of the run directory; `never`: refuse a directory that has one; or a path."""
 
     reset_optimizer: bool = False
     """With a path in `resume`: start the optimizer afresh."""

@@ -111,7 +111,7 @@ def plan_batches(
     if problems:
         raise ConfigError(problems)
 
-    global_batch = _global_batch(training, world_size)
+    global_batch = global_batch_size(training, world_size)
     tokens_per_step = global_batch * sequence_length
     steps_per_epoch = num_instances // global_batch
     max_steps, max_tokens = (
@@ -150,7 +150,8 @@ def plan_batches(
     )
 
 
-def _global_batch(training: TrainingArgs, world_size: int) -> int:
+def global_batch_size(training: TrainingArgs, world_size: int) -> int:
+    """Instances per optimizer step over all devices; without a setting, one pass of every device."""
     if training.global_train_batch_size is None:
         return training.per_device_train_batch_size * world_size
     return training.global_train_batch_size
@@ -160,7 +161,7 @@ def _batch_problems(training: TrainingArgs, *, world_size: int, num_instances: i
     per_device = training.per_device_train_batch_size
     if per_device < 1:
         return [f"training.per_device_train_batch_size is {per_device}, but must be at least 1"]
-    global_batch = _global_batch(training, world_size)
+    global_batch = global_batch_size(training, world_size)
     if global_batch < 1:
         return [f"training.global_train_batch_size is {global_batch}, but must be at least 1"]
     problems = []

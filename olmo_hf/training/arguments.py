@@ -1,0 +1,127 @@
+"""`OlmoTrainingArguments`: Hugging Face's training arguments with the recipe's defaults and the fields it lacks."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import TrainingArguments
+
+from olmo_hf.training.args import SchedulerArgs, TrainingArgs
+from olmo_hf.training.batch_plan import BatchPlan
+
+
+@dataclass
+class OlmoTrainingArguments(TrainingArguments):
+    """Identical to `TrainingArguments` except for other defaults and the fields below.
+
+    Defaults come from `TrainingArgs`, the `training` section of a YAML. Used by itself, without a YAML, it behaves as
+    a Hugging Face user expects: `max_steps` or `num_train_epochs`, `gradient_accumulation_steps`, `save_steps` and
+    `lr_scheduler_type` mean what they say as long as the fields below are left alone.
+    """
+
+    per_device_train_batch_size: int = TrainingArgs.per_device_train_batch_size
+    per_device_eval_batch_size: int = TrainingArgs.per_device_eval_batch_size
+    seed: int = TrainingArgs.seed
+    learning_rate: float = TrainingArgs.learning_rate
+    weight_decay: float = TrainingArgs.weight_decay
+    adam_beta1: float = TrainingArgs.adam_beta1
+    adam_beta2: float = TrainingArgs.adam_beta2
+    adam_epsilon: float = TrainingArgs.adam_epsilon
+    max_grad_norm: float = TrainingArgs.max_grad_norm
+    logging_nan_inf_filter: bool = False
+
+    optimizer: Literal["adamw", "lion", "muon"] = TrainingArgs.optimizer
+    """Update rule; another `optim` than Hugging Face's default replaces it."""
+
+    decay_norm_and_bias: bool = TrainingArgs.decay_norm_and_bias
+    """Whether norm weights and biases decay."""
+
+    decay_embeddings: bool = TrainingArgs.decay_embeddings
+    """Whether embedding matrices decay."""
+
+    weight_decay_rule: Literal["by_role", "by_dimension"] = TrainingArgs.weight_decay_rule
+    """Which parameters decay."""
+
+    selective_updates: bool = TrainingArgs.selective_updates
+    """Elements whose gradient is exactly 0 keep weight and moments."""
+
+    record_update_metrics: bool = TrainingArgs.record_update_metrics
+    """Report the size of the updates."""
+
+    max_grad_norm_ratio: float = TrainingArgs.max_grad_norm_ratio
+    """Adaptive clipping; 0.0 is off."""
+
+    clip_groups: Literal["fused", "parameter"] = TrainingArgs.clip_groups
+    """Tensors that adaptive clipping takes together."""
+
+    loss_denominator: Literal["label_tokens", "batch_tokens"] = TrainingArgs.loss_denominator
+    """What token losses are divided by."""
+
+    z_loss_weight: float = TrainingArgs.z_loss_weight
+    """Weight of the squared log-partition term; 0.0 is off."""
+
+    scheduler: SchedulerArgs | None = None
+    """Learning-rate curve. None: Hugging Face's `lr_scheduler_type`."""
+
+    max_tokens: int | None = None
+    """Length of the run for a schedule in tokens. None: `max_steps` times the tokens of a step."""
+
+    bolt_on_warmup: float = TrainingArgs.bolt_on_warmup
+    """Second warm-up after a reset of the optimizer; 0.0 is off."""
+
+    reset_optimizer: bool = TrainingArgs.reset_optimizer
+    """When resuming: leave the optimizer's state behind."""
+
+    reset_trainer_state: bool = TrainingArgs.reset_trainer_state
+    """When resuming: start counting from zero."""
+
+    fast_forward_batches: int = TrainingArgs.fast_forward_batches
+    """When resuming: skip so many global batches, once."""
+
+    stop_step: int | None = None
+    """Last step of this launch, where it is earlier than the end of the run."""
+
+    keep: int = TrainingArgs.keep
+    """Permanent checkpoints kept; -1 keeps all."""
+
+    ephemeral_save_steps: int | None = None
+    """Steps between ephemeral checkpoints. None: there are none."""
+
+    save_at_start: bool = False
+    """Write a checkpoint before the first step and read it back."""
+
+
+def build_training_arguments(
+    training: TrainingArgs, plan: BatchPlan, *, run_dir: Path, data_loading: dict[str, Any]
+) -> OlmoTrainingArguments:
+    """The trainer's arguments from the YAML's section and the plan made from it.
+
+    Args:
+        training: the `training` section.
+        plan: batch sizes and lengths (`plan_batches`).
+        run_dir: the run directory.
+        data_loading: the `dataloader_*` arguments, from the `data` section.
+    """
+    known = {field.name for field in fields(OlmoTrainingArguments)}
+    same_name = {f.name: getattr(training, f.name) for f in fields(TrainingArgs) if f.name in known}
+    return OlmoTrainingArguments(
+        **{
+            **same_name,
+            "output_dir": str(run_dir),
+            "report_to": list(training.report_to) or "none",
+            "max_steps": plan.max_steps,
+            "max_tokens": plan.max_tokens,
+            "stop_step": plan.stop_step,
+            "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+            "logging_strategy": "steps",
+            "save_strategy": "steps" if plan.save_interval_steps is not None else "no",
+            "save_steps": plan.save_interval_steps if plan.save_interval_steps is not None else plan.max_steps,
+            "ephemeral_save_steps": plan.save_interval_ephemeral_steps,
+            "eval_strategy": "no",  # evaluations are asked for by the callback, which knows the evaluators
+            "disable_tqdm": True,  # the console callback draws the progress
+            "ignore_data_skip": True,  # the order starts at the right instance by itself
+            "use_cache": True,  # what a saved model should do in generation; training never uses the cache
+            **data_loading,
+            **training.transformers,
+        }
+    )

@@ -1,0 +1,136 @@
+"""Which parameters decay, and what settings an optimizer keeps when a checkpoint's state is loaded into it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+WeightDecayRule = Literal["by_role", "by_dimension"]
+
+_WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+_NOT_SETTINGS = ("params", "param_names", "lr", "initial_lr")
+"""Keys of a group that are no settings: who is in it, and what the schedule writes."""
+
+
+def parameter_name(name: str) -> str:
+    """A parameter's name without what DDP, FSDP, torch.compile and activation checkpointing put into it."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def decays(
+    name: str,
+    parameter: torch.Tensor,
+    *,
+    is_embedding: bool,
+    decay_norm_and_bias: bool,
+    decay_embeddings: bool,
+    rule: WeightDecayRule,
+) -> bool:
+    """Whether a parameter decays.
+
+    `by_role`, the original's four rules (spec: trainer.md section 12): matrices do, an untied head included; norms and
+    biases by `decay_norm_and_bias`; embeddings, and with them a tied head, by `decay_embeddings`. `by_dimension`, the
+    rule of many from-scratch trainers: whatever has two or more dimensions, whatever the flags say.
+    """
+    if rule == "by_dimension":
+        return parameter.ndim >= 2
+    if is_embedding:
+        return decay_embeddings
+    if parameter.ndim < 2 or name.endswith("bias"):
+        return decay_norm_and_bias
+    return True
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    weight_decay: float,
+    decay_norm_and_bias: bool,
+    decay_embeddings: bool,
+    rule: WeightDecayRule = "by_role",
+) -> list[dict[str, Any]]:
+    """Splits the trainable parameters into those that decay and those that do not.
+
+    Args:
+        model: sharded or not; every trainable parameter ends up in exactly one group, a tied one once.
+        weight_decay: of the first group.
+        decay_norm_and_bias: whether norm weights and all biases decay (OLMo-2: yes).
+        decay_embeddings: whether embeddings, token and position, decay (OLMo-2: no).
+        rule: see `decays`.
+
+    Returns:
+        The group that decays, then the one that does not; an empty one is left out. Each is sorted by name and has
+        `params`, `param_names` and `weight_decay`.
+    """
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    named = {
+        parameter_name(name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
+    decaying = {
+        name: decays(
+            name,
+            parameter,
+            is_embedding=id(parameter) in embeddings,
+            decay_norm_and_bias=decay_norm_and_bias,
+            decay_embeddings=decay_embeddings,
+            rule=rule,
+        )
+        for name, parameter in named.items()
+    }
+    groups = []
+    for decay in (True, False):
+        names = sorted(name for name in named if decaying[name] is decay)
+        if names:
+            groups.append(
+                {
+                    "params": [named[name] for name in names],
+                    "param_names": names,
+                    "weight_decay": weight_decay if decay else 0.0,
+                }
+            )
+    return groups
+
+
+def describe_groups(groups: list[dict[str, Any]]) -> list[str]:
+    """Lines printed at the start: the settings of each group, its size, and its parameters by name.
+
+    Numbered layers are folded into one entry with the number of them.
+    """
+    lines = []
+    for number, group in enumerate(groups):
+        kinds: dict[str, int] = {}
+        for name in group["param_names"]:
+            kind = ".".join("*" if part.isdigit() else part for part in name.split("."))
+            kinds[kind] = kinds.get(kind, 0) + 1
+        entries = [kind if count == 1 else f"{kind} (x{count})" for kind, count in kinds.items()]
+        elements = sum(parameter.numel() for parameter in group["params"])
+        lines.append(
+            f"group {number}: weight_decay {group['weight_decay']}, {len(group['params'])} tensors, {elements:,} "
+            f"elements: {', '.join(entries)}"
+        )
+    return lines
+
+
+@contextmanager
+def settings_of_this_launch(optimizer: torch.optim.Optimizer) -> Iterator[list[str]]:
+    """Around loading a state: puts back the settings that the groups had before, and says what the checkpoint had.
+
+    An optimizer's state brings weight decay, betas and the rest along with the moments; here they are those of the
+    present configuration.
+
+    Yields:
+        A list that holds, afterwards, one sentence per setting that differs (`group 0 weight_decay: 0.1 in the
+        checkpoint, 0.05 now`).
+    """
+    before = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    changes: list[str] = []
+    yield changes
+    for number, (group, settings) in enumerate(zip(optimizer.param_groups, before, strict=True)):
+        for key, value in settings.items():
+            if key not in _NOT_SETTINGS and key in group and group[key] != value:
+                changes.append(f"group {number} {key}: {group[key]} in the checkpoint, {value} now")
+        group.update(settings)

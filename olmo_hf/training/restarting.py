@@ -1,0 +1,211 @@
+"""The part of the trainer that a restart depends on: the order of the data, checkpoints, and taking a run up again."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
+
+from olmo_hf.data.order import DataPosition, OrderedDataset, advance
+from olmo_hf.data.sampler import GlobalBatchSampler
+from olmo_hf.distributed import rank, world_size
+from olmo_hf.errors import CheckpointError, ConfigError
+from olmo_hf.training import checkpoints, commit
+from olmo_hf.training.flow import kind_of_save
+from olmo_hf.training.learning import LearningTrainer
+from olmo_hf.training.state import RunState, compare_identity, load_run_state
+
+
+class RestartingTrainer(LearningTrainer):
+    """Identical to `LearningTrainer` except for where batches come from and how a run is saved and taken up again."""
+
+    identity: dict[str, Any]
+    resumed_from: RunState | None
+    step_ids: list[int]
+    flops_per_token: int | None
+    _position: DataPosition
+    _fast_forwarded: int
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory."""
+        return Path(str(self.args.output_dir))
+
+    @property
+    def global_batch_size(self) -> int:
+        """Instances of one optimizer step over all ranks."""
+        return self.get_total_train_batch_size(self.args)
+
+    # ---- data ----
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Identical to `Trainer` except that a data set with an order of its own is read in that order.
+
+        Each rank reads its share of every global batch; nothing is skipped by reading it, and the loader's own
+        random draws do not touch the run's.
+        """
+        dataset = self.train_dataset
+        if not isinstance(dataset, OrderedDataset):
+            return super().get_train_dataloader()
+        sampler = GlobalBatchSampler(
+            steps=self.args.max_steps,
+            global_batch_size=self.global_batch_size,
+            per_device_batch_size=self.args.per_device_train_batch_size,
+            rank=rank(),
+            world_size=world_size(),
+        )
+        workers = self.args.dataloader_num_workers
+        return DataLoader(
+            dataset,
+            batch_sampler=sampler,
+            collate_fn=self.data_collator,
+            num_workers=workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            prefetch_factor=self.args.dataloader_prefetch_factor if workers else None,
+            persistent_workers=workers > 0,
+            generator=torch.Generator().manual_seed(self.args.seed),
+        )
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        """Identical to `Trainer` except that instance ids are taken out and shown to the callbacks."""
+        batches, denominator = super().get_batch_samples(epoch_iterator, num_batches, device)
+        ids = [batch.pop("index") for batch in batches if "index" in batch]
+        self.step_ids = torch.cat(ids).tolist() if ids else []
+        if self.step_ids:
+            for callback in self.olmo_callbacks:
+                callback.on_instances(self.state, self.step_ids)
+        return batches, denominator
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Identical to `Trainer` except that the count per token is worked out once, not at every micro-batch."""
+        if self.flops_per_token is None:
+            return super().floating_point_ops(inputs)
+        return self.flops_per_token * inputs["input_ids"].numel()
+
+    # ---- restart ----
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Identical to `Trainer.train` except that `True` means the newest checkpoint that verifies."""
+        checkpoint: Path | None = None
+        if resume_from_checkpoint is True:
+            checkpoint, _ = commit.newest_whole(self.run_dir)
+            if checkpoint is None:
+                raise CheckpointError(f"{self.run_dir}: no whole checkpoint to resume from")
+        elif resume_from_checkpoint:
+            checkpoint = Path(resume_from_checkpoint)
+        if checkpoint is not None:
+            self._take_up(checkpoint)
+        return super().train(str(checkpoint) if checkpoint is not None else None, *args, **kwargs)
+
+    def _take_up(self, checkpoint: Path) -> None:
+        """Read where the run of a checkpoint stands, and start the data there."""
+        self.resumed_from = state = load_run_state(checkpoint)
+        if differences := compare_identity(state.identity, self.identity) if self.identity else []:
+            raise ConfigError([f"{checkpoint} belongs to another run: {difference}" for difference in differences])
+        if self.args.reset_trainer_state:
+            return
+        self._position, self._fast_forwarded = state.position, state.fast_forwarded
+        skip = self.args.fast_forward_batches
+        if isinstance(self.train_dataset, OrderedDataset):
+            if skip and skip != state.fast_forwarded:
+                self._position = self._advance(self.train_dataset, self._position, skip)
+                self._fast_forwarded = skip
+            self.train_dataset = self.train_dataset.starting_at(self._position)
+
+    def _advance(self, dataset: OrderedDataset, position: DataPosition, steps: int) -> DataPosition:
+        return advance(position, steps, global_batch_size=self.global_batch_size, num_instances=dataset.num_instances)
+
+    def _init_training_state(
+        self, max_steps: int, steps_per_epoch: int, num_epochs: int, resume_from_checkpoint: str | None, trial: Any
+    ) -> tuple[int, int]:
+        """Identical to `Trainer` except that intervals come from this launch, and counters may start from zero."""
+        source = None if self.args.reset_trainer_state else resume_from_checkpoint
+        started = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, source, trial)
+        self.state.compute_steps(self.args, max_steps)
+        return started
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        """Identical to `Trainer` except that a fresh run first writes a checkpoint and reads it back."""
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if resume_from_checkpoint is None and self.args.save_at_start:
+            self._save_checkpoint(self.plain_model, trial=None)
+            checkpoint = commit.checkpoint_path(self.run_dir, self.state.global_step)
+            commit.verify(checkpoint)
+            checkpoints.restore_tensors(checkpoint, self.plain_model, self.inner_optimizer)
+        return prepared
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Identical to `Trainer` except that nothing happens yet: weights come with the optimizer, once sharded."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Identical to `Trainer` except that model and optimizer are read here, whatever the number of ranks.
+
+        The scheduler needs nothing: its clock was set from the restored counters when it was made.
+        """
+        if checkpoint is None:
+            return
+        optimizer = None if self.args.reset_optimizer else self.inner_optimizer
+        extra = checkpoints.restore_tensors(Path(checkpoint), self.plain_model, optimizer)
+        self._load_extra_tensors(extra)
+        if self.resumed_from is not None:
+            self._load_callback_states(self.resumed_from.callbacks)
+
+    def _load_callback_states(self, states: dict[str, list[dict[str, Any]]]) -> None:
+        left = {name: list(of_class) for name, of_class in states.items()}
+        for callback in self.olmo_callbacks:
+            if left.get(type(callback).__name__):
+                callback.load_state_dict(left[type(callback).__name__].pop(0))
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Identical to `Trainer` except that the state is in `run_state.json`."""
+        scaler = getattr(self.accelerator, "scaler", None)
+        if scaler is not None and self.resumed_from is not None and self.resumed_from.scaler is not None:
+            scaler.load_state_dict(self.resumed_from.scaler)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Identical to `Trainer` except for the file format (JSON) and for saying when states start anew."""
+        if checkpoint is not None and self.resumed_from is not None and not self.args.reset_trainer_state:
+            checkpoints.restore_rng(Path(checkpoint), self.resumed_from.world_size, world_size())
+
+    # ---- checkpoints ----
+
+    @property
+    def plain_model(self) -> nn.Module:
+        """The model without DDP or compile around it."""
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Identical to `Trainer` except that the result is whole or absent, of a kind, and rotated by step number."""
+        self.store_flos()
+        step = self.state.global_step
+        sharded = self.is_fsdp_enabled
+        kind = kind_of_save(self.args, self.state, stopping=self.control.should_training_stop, sharded=sharded)
+        start_step = self.resumed_from.step if self.resumed_from and not self.args.reset_trainer_state else 0
+        position = self._position
+        if isinstance(self.train_dataset, OrderedDataset):
+            position = self._advance(self.train_dataset, position, step - start_step)
+        scaler = getattr(self.accelerator, "scaler", None)
+        states: dict[str, list[dict[str, Any]]] = {}
+        for callback in self.olmo_callbacks:
+            if state := callback.state_dict():
+                states.setdefault(type(callback).__name__, []).append(state)
+        snapshot = checkpoints.Snapshot(
+            model=self.plain_model,
+            optimizer=self.inner_optimizer,
+            run_state=RunState(
+                step=step,
+                tokens=self.state.num_input_tokens_seen,
+                position=position,
+                world_size=world_size(),
+                identity=self.identity,
+                scaler=scaler.state_dict() if scaler is not None else None,
+                callbacks=states,
+                fast_forwarded=self._fast_forwarded,
+            ),
+            trainer_state=self.state,
+            tokenizer=cast("PreTrainedTokenizerBase | None", self.processing_class),
+            extra=self._extra_tensors(),
+        )
+        checkpoints.save_checkpoint(self.run_dir, snapshot, kind=kind, keep=self.args.keep)

@@ -1,0 +1,299 @@
+"""Model and optimizer tensors in a checkpoint: one flat table of names, written whole or in shards.
+
+`unsharded`: the model as Hugging Face writes it (`model*.safetensors`) and `optimizer.safetensors` beside it.
+`sharded`: both in a torch distributed checkpoint under `sharded/`, each rank its part; it can be read back on any
+number of ranks. In both, optimizer tensors are named `{parameter}.{state key}` (`...q_proj.weight.exp_avg`), so that
+they find their parameter whatever the order of the groups.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from olmo_hf.errors import CheckpointError
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+SHARDED_DIR = "sharded"
+WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+Table = dict[str, torch.Tensor]
+Layout = dict[str, tuple[torch.Size, torch.dtype]]
+"""Shape (of the whole tensor) and type, by name."""
+
+NUMBER = torch.float64
+"""Type under which plain numbers of an optimizer's state are stored; no optimizer keeps float64 tensors here."""
+
+SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what DDP, torch.compile and checkpointing put into it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def model_table(model: nn.Module) -> Table:
+    """Parameters by plain name; a tied parameter stands once."""
+    return {plain_name(name): parameter for name, parameter in model.named_parameters()}
+
+
+def optimizer_table(model: nn.Module, optimizer: torch.optim.Optimizer) -> Table:
+    """Optimizer tensors as `{parameter}.{state key}`; plain numbers become 0-dimensional float64 tensors."""
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    table: Table = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                table[f"{names[id(parameter)]}.{key}"] = value
+            elif isinstance(value, int | float):
+                table[f"{names[id(parameter)]}.{key}"] = torch.tensor(float(value), dtype=NUMBER)
+    return table
+
+
+def table_bytes(*tables: Table) -> int:
+    """Bytes of all tensors, shards counted in full."""
+    return sum(t.numel() * t.element_size() for table in tables for t in table.values())
+
+
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor on the CPU; a collective for a sharded one."""
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().to("cpu")
+
+
+def write_optimizer(directory: Path, table: Table, extra: Table, *, writer: bool) -> None:
+    """Write optimizer tensors and `extra` (clipping memory, ...) whole. All ranks call; the writer writes."""
+    gathered: Table = {}
+    for prefix, part in (("optimizer.", table), ("extra.", extra)):
+        for name, tensor in part.items():
+            whole = full_tensor(tensor)
+            if writer:
+                gathered[prefix + name] = whole.contiguous()
+    if writer:
+        save_file(gathered, directory / OPTIMIZER_FILE, metadata={"format": "pt"})
+
+
+def write_sharded(directory: Path, model: Table, optimizer: Table, extra: Table) -> None:
+    """Write everything as a torch distributed checkpoint. All ranks call."""
+    state = {
+        **{f"model.{k}": v.detach() for k, v in model.items()},
+        **{f"optimizer.{k}": v for k, v in optimizer.items()},
+        **{f"extra.{k}": v for k, v in extra.items()},
+    }
+    dcp.save(state, checkpoint_id=directory / SHARDED_DIR, no_dist=not torch.distributed.is_initialized())
+
+
+class WholeReader:
+    """Tensors of safetensors files, one at a time."""
+
+    def __init__(self, paths: Iterable[Path], prefix: str = ""):
+        self.where: dict[str, Path] = {}
+        self.prefix = prefix
+        for path in paths:
+            with safe_open(path, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118  (safe_open is not a mapping)
+                    self.where[prefix + key] = path
+
+    def names(self) -> list[str]:
+        return list(self.where)
+
+    def fill(self, targets: Table) -> None:
+        """Copy into the targets, in place; a sharded target takes its part."""
+        by_file: dict[Path, list[str]] = {}
+        for name in targets:
+            by_file.setdefault(self.where[name], []).append(name)
+        for path, names in by_file.items():
+            with safe_open(path, framework="pt") as file:
+                for name in names:
+                    _copy_into(targets[name], file.get_tensor(name.removeprefix(self.prefix)), name)
+
+    def layout(self) -> Layout:
+        found = {}
+        for path in sorted(set(self.where.values())):
+            with safe_open(path, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118
+                    part = file.get_slice(key)
+                    found[self.prefix + key] = (torch.Size(part.get_shape()), SAFETENSORS_DTYPES[part.get_dtype()])
+        return found
+
+
+class ShardedReader:
+    """Tensors of a torch distributed checkpoint."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        try:
+            metadata = dcp.FileSystemReader(directory).read_metadata()
+        except Exception as error:
+            raise CheckpointError(
+                f"{directory}: the index of the sharded checkpoint is unreadable ({error})"
+            ) from error
+        self.metadata: dict[str, Any] = metadata.state_dict_metadata
+
+    def names(self) -> list[str]:
+        return list(self.metadata)
+
+    def layout(self) -> Layout:
+        return {name: (entry.size, entry.properties.dtype) for name, entry in self.metadata.items()}
+
+    def fill(self, targets: Table) -> None:
+        """Load into the targets, in place; each rank reads only its part."""
+        dcp.load(
+            {name: t.detach() for name, t in targets.items()},
+            checkpoint_id=self.directory,
+            no_dist=not torch.distributed.is_initialized(),
+        )
+
+
+def _copy_into(target: torch.Tensor, source: torch.Tensor, name: str) -> None:
+    if target.shape != source.shape:
+        raise CheckpointError(f"{name}: the checkpoint has shape {tuple(source.shape)}, the run {tuple(target.shape)}")
+    with torch.no_grad():
+        if isinstance(target, DTensor):
+            # src_data_rank=None: every rank holds the source already, so no communication
+            source = distribute_tensor(
+                source.to(target.device), target.device_mesh, target.placements, src_data_rank=None
+            )
+        target.copy_(source)
+
+
+def open_reader(checkpoint: Path) -> tuple["WholeReader | ShardedReader", "WholeReader | ShardedReader | None"]:
+    """Readers for the model's tensors (names start with `model.`) and for the optimizer's, if it was saved."""
+    if (checkpoint / SHARDED_DIR).is_dir():
+        reader = ShardedReader(checkpoint / SHARDED_DIR)
+        return reader, reader
+    paths = sorted(checkpoint.glob("model*.safetensors"))
+    if not paths:
+        raise CheckpointError(f"{checkpoint}: holds no weights (model*.safetensors or {SHARDED_DIR}/)")
+    # the file's own keys begin with the name of the base model ("model."), so the table's prefix comes on top
+    optimizer = checkpoint / OPTIMIZER_FILE
+    return WholeReader(paths, prefix="model."), WholeReader([optimizer]) if optimizer.is_file() else None
+
+
+def restore_model(reader: "WholeReader | ShardedReader", model: nn.Module, *, source: Path) -> None:
+    """Fill every parameter from the checkpoint, and prove that none was missed.
+
+    Parameters are set to NaN first; none may be NaN afterwards.
+
+    Raises:
+        CheckpointError: names missing on either side, other shapes, or NaN weights.
+    """
+    table = {f"model.{name}": parameter for name, parameter in model_table(model).items()}
+    stored = {name for name in reader.names() if name.startswith("model.")}
+    _compare_names(set(table), stored, source)
+    shapes = {name: shape for name, (shape, _) in reader.layout().items()}
+    wrong = [
+        f"{n} is {tuple(shapes[n])} there and {tuple(p.shape)} here" for n, p in table.items() if shapes[n] != p.shape
+    ]
+    if wrong:
+        raise CheckpointError(f"{source}: shapes differ: " + "; ".join(wrong[:5]))
+    with torch.no_grad():
+        for parameter in table.values():
+            parameter.fill_(float("nan"))
+    reader.fill(table)
+    bad = [name for name, parameter in table.items() if _has_nan(parameter)]
+    if bad:
+        raise CheckpointError(f"{source}: weights that are not numbers after loading: {', '.join(bad[:5])}")
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return bool(local.isnan().any().item()) if local.numel() else False
+
+
+def _compare_names(here: set[str], there: set[str], source: Path) -> None:
+    if missing := sorted(here - there):
+        raise CheckpointError(f"{source}: {len(missing)} tensors are missing, among them {', '.join(missing[:5])}")
+    if unknown := sorted(there - here):
+        raise CheckpointError(f"{source}: {len(unknown)} tensors belong to no parameter: {', '.join(unknown[:5])}")
+
+
+def restore_optimizer(
+    reader: "WholeReader | ShardedReader", model: nn.Module, optimizer: torch.optim.Optimizer, *, source: Path
+) -> None:
+    """Give every parameter of the optimizer its state back; hyperparameters stay those of this launch.
+
+    Raises:
+        CheckpointError: state of unknown parameters, or parameters without any.
+    """
+    stored = [name for name in reader.names() if name.startswith("optimizer.")]
+    if not stored:
+        return  # saved before the first step
+    layout, targets = reader.layout(), {}
+    state: dict[torch.Tensor, dict[str, Any]] = {}
+    for name, parameter, group in _named_parameters_of(model, optimizer):
+        keys = [key for key in _state_keys(stored, name)]
+        if not keys:
+            raise CheckpointError(
+                f"{source}: no optimizer state for {name}; set training.reset_optimizer to start afresh"
+            )
+        state[parameter] = {}
+        for key in keys:
+            full_name = f"optimizer.{name}.{key}"
+            on_device = key != "step" or group.get("fused") or group.get("capturable")
+            targets[full_name] = _like(parameter, *layout[full_name], on_device=bool(on_device))
+            state[parameter][key] = targets[full_name]
+    if unknown := sorted(set(stored) - set(targets)):
+        raise CheckpointError(f"{source}: optimizer state of unknown parameters: {', '.join(unknown[:5])}")
+    reader.fill(targets)
+    for values in state.values():
+        values.update({key: value.item() for key, value in values.items() if value.dtype == NUMBER})
+    optimizer.state.clear()
+    optimizer.state.update(state)
+
+
+def _state_keys(stored: list[str], name: str) -> Iterator[str]:
+    prefix = f"optimizer.{name}."
+    for full_name in stored:
+        if full_name.startswith(prefix) and "." not in full_name[len(prefix) :]:
+            yield full_name[len(prefix) :]
+
+
+def _named_parameters_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, nn.Parameter, dict]]:
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield names[id(parameter)], parameter, group
+
+
+def _like(parameter: nn.Parameter, shape: torch.Size, dtype: torch.dtype, *, on_device: bool) -> torch.Tensor:
+    if shape == parameter.shape and shape != torch.Size():
+        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.zeros(shape, dtype=dtype, device=parameter.device if on_device else "cpu")
+
+
+def read_extra(reader: "WholeReader | ShardedReader") -> Table:
+    """Tensors saved as `extra` (all whole), by name."""
+    targets = {
+        n: torch.zeros(shape, dtype=dtype) for n, (shape, dtype) in reader.layout().items() if n.startswith("extra.")
+    }
+    if targets:
+        reader.fill(targets)
+    return {name.removeprefix("extra."): tensor for name, tensor in targets.items()}
+
+
+def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """JSON of the optimizer's class and groups, for people."""
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    return json.dumps({"class": type(optimizer).__name__, "groups": groups}, default=str, indent=1)

@@ -1,0 +1,80 @@
+"""`OlmoTrainer`: Hugging Face's Trainer with exact token sums, one clock in tokens, and checkpoints that are whole.
+
+The mathematics is elsewhere (`loss`, `clipping`, `schedulers`, `optimizers`); the trainer only calls it, at named
+seams. Three layers, each saying what it changes: `learning` (loss, gradients, optimizer, metrics), `restarting` (data
+order, checkpoints) and this one (assembly and evaluation).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PrinterCallback
+
+from olmo_hf.data.collator import DataCollator
+from olmo_hf.data.memmap import MemMapDataset
+from olmo_hf.data.order import DataPosition, OrderedDataset
+from olmo_hf.distributed import enable_fsdp_on_cpu, fsdp_requested
+from olmo_hf.errors import ConfigError
+from olmo_hf.training.evaluating import Evaluator, run_evaluators
+from olmo_hf.training.flow import StopAndSave
+from olmo_hf.training.restarting import RestartingTrainer
+
+
+class OlmoTrainer(RestartingTrainer):
+    """Identical to `transformers.Trainer` except where a method of these three layers says so.
+
+    Args:
+        evaluators: run by `evaluate`; without any, `evaluate` is Hugging Face's.
+        identity: what may not change unasked between launches (`RunState.identity`).
+        flops_per_token: floating-point operations of one token, forward and backward; None leaves Hugging Face's
+            estimate.
+        args: `OlmoTrainingArguments`, and like all that follows as for `Trainer`. A `MemMapDataset` is read in the
+            run's order, an `OrderedDataset` in its own.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: Any = None,
+        *,
+        evaluators: Sequence[Evaluator] = (),
+        identity: dict[str, Any] | None = None,
+        flops_per_token: int | None = None,
+        **kwargs: Any,
+    ):
+        enable_fsdp_on_cpu()
+        self.evaluators = list(evaluators)
+        self.identity = identity if identity is not None else {}
+        self.flops_per_token = flops_per_token
+        self.resumed_from = None
+        self.step_ids = []
+        self._position, self._fast_forwarded = DataPosition(), 0
+        callbacks = [StopAndSave(), *(kwargs.pop("callbacks", None) or [])]
+        if isinstance(kwargs.get("train_dataset"), MemMapDataset | OrderedDataset):
+            kwargs.setdefault("data_collator", DataCollator(pad_token_id=0))
+        super().__init__(model, args, callbacks=callbacks, **kwargs)
+        self.remove_callback(PrinterCallback)
+        if fsdp_requested() and not self.is_fsdp_enabled:
+            raise ConfigError("the launcher asked for FSDP, but the model is not sharded: check the accelerate config")
+        if isinstance(self.train_dataset, MemMapDataset):
+            self.train_dataset = OrderedDataset(
+                self.train_dataset,
+                seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
+                shuffle=True,
+                global_batch_size=self.global_batch_size,
+                start=DataPosition(),
+            )
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Identical to `Trainer` except that the run's evaluators answer, if there are any."""
+        if not self.evaluators:
+            return super().evaluate(*args, **kwargs)
+        metrics = run_evaluators(
+            self.evaluators,
+            self.model_wrapped,
+            device=self.args.device,
+            autocast=self.compute_loss_context_manager,
+        )
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
