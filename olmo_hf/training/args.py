@@ -105,8 +105,8 @@ class TrainingArgs:
     """Whether embedding matrices decay (OLMo-2: no)."""
 
     weight_decay_rule: Literal["by_role", "by_dimension"] = "by_role"
-    """Who decays. `by_role`: matrices do, norms, biases and embeddings by the two flags above; `by_dimension`: all with
-    two or more dimensions, embeddings included, whatever the flags say."""
+    """Who decays. `by_role`: matrices do, norms, biases and embeddings by the two flags above; `by_dimension`: all
+    with two or more dimensions, embeddings included, whatever the flags say."""
 
     selective_updates: bool = False
     """Elements whose gradient is exactly 0 keep weight and moments (AdamW and Lion)."""

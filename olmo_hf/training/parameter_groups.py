@@ -9,16 +9,14 @@ from torch import nn
 
 WeightDecayRule = Literal["by_role", "by_dimension"]
 
-_WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+_WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 _NOT_SETTINGS = ("params", "param_names", "lr", "initial_lr")
 """Keys of a group that are no settings: who is in it, and what the schedule writes."""
 
 
 def parameter_name(name: str) -> str:
     """A parameter's name without what DDP, FSDP, torch.compile and activation checkpointing put into it."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def decays(
