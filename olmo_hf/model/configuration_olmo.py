@@ -298,9 +298,13 @@ class OlmoHfConfig(PreTrainedConfig):
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> None:
         """Identical to the parent's, but the code goes along where stock transformers lacks the architecture."""
         if self.stock_model_type is None:
-            Path(save_directory).mkdir(parents=True, exist_ok=True)
-            for name in CODE_FILES:
-                source, target = Path(__file__).with_name(name), Path(save_directory, name)
-                if source.resolve() != target.resolve():
-                    shutil.copyfile(source, target)
+            copy_code(Path(__file__).parent, Path(save_directory))
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+
+
+def copy_code(source: Path, target: Path) -> None:
+    """Copy those of the self-contained code files that `source` has (a remote-code cache splits them up)."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in CODE_FILES:
+        if (source / name).is_file() and source.resolve() != target.resolve():
+            shutil.copyfile(source / name, target / name)

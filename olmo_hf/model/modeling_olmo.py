@@ -7,6 +7,7 @@ value heads, `C` head size, `V` vocabulary, `N` documents per row.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_olmo import OlmoHfConfig
+from .configuration_olmo import OlmoHfConfig, copy_code
 
 # Backends that are told who may attend to whom by a mask; the flash family is told by document boundaries.
 BACKENDS_WITH_MASKS = ("eager", "sdpa", "flex_attention")
@@ -280,6 +281,12 @@ class OlmoHfPreTrainedModel(PreTrainedModel):
             if isinstance(module, nn.Linear | nn.Embedding):
                 module.initial_std = self.config.initial_std(name, module.weight.shape[1])  # type: ignore[assignment]
         super().post_init()
+
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """Identical to the parent's, but the code goes along where stock transformers lacks the architecture."""
+        if self.config.stock_model_type is None:
+            copy_code(Path(__file__).parent, Path(save_directory))
+        super().save_pretrained(save_directory, **kwargs)
 
     def _init_weights(self, module: nn.Module) -> None:
         """Draws from torch's default generator (`olmo_hf.model.init` draws alike for every sharding)."""

@@ -1,0 +1,1 @@
+"""Between the original OLMo trainer's checkpoints and Hugging Face ones."""
