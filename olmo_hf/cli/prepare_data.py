@@ -1,0 +1,149 @@
+"""`olmo-hf prepare-data`: documents in, token files and a manifest out."""
+
+import argparse
+import sys
+
+from tqdm import tqdm
+
+from olmo_hf.data.encode_documents import EncodedBatch
+from olmo_hf.data.prepare import PrepareReport, prepare_data
+from olmo_hf.data.prepare_options import PrepareOptions
+
+HELP = "turn text, JSON lines, Parquet or a datasets data set into token files and a manifest"
+
+SHOWN_BAD = 10
+"""Bad documents shown at the end; the number of all is always said."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `prepare-data`. Defaults are those of `PrepareOptions`."""
+    default = PrepareOptions(output="")
+    sources = parser.add_argument_group("sources")
+    sources.add_argument(
+        "sources",
+        nargs="*",
+        metavar="SOURCE",
+        help="files or directories: plain text (one document a file), .jsonl, .jsonl.gz, .jsonl.zst, .parquet",
+    )
+    sources.add_argument("--dataset", metavar="NAME_OR_DIR", help="instead: a data set of `datasets`")
+    sources.add_argument("--dataset-split", default=default.dataset_split, help="its split (default: %(default)s)")
+    sources.add_argument("--text-column", default=default.text_column, help="field of the text (default: %(default)s)")
+    sources.add_argument(
+        "--messages-column",
+        metavar="COLUMN",
+        help="field of conversations: renders them with the tokenizer's chat template and writes label masks",
+    )
+    sources.add_argument(
+        "--pattern", action="append", default=[], help="what to take of a directory, such as '*.py'; may be repeated"
+    )
+    sources.add_argument(
+        "--exclude", action="append", default=[], help="name or path pattern to leave out; may be repeated"
+    )
+    sources.add_argument("--max-documents", type=int, metavar="N", help="only the first N documents")
+    sources.add_argument(
+        "--max-bad-documents",
+        type=int,
+        default=default.max_bad_documents,
+        metavar="N",
+        help="give up beyond N unreadable documents (default: %(default)s)",
+    )
+    tokenizer = parser.add_argument_group("tokenizer")
+    tokenizer.add_argument("--tokenizer", metavar="PATH", help="directory, tokenizer.json or hub name")
+    tokenizer.add_argument("--train-tokenizer", type=int, metavar="VOCAB_SIZE", help="instead: train one of this size")
+    tokenizer.add_argument("--eos-token", metavar="TOKEN", help="its end-of-text token, if it does not name one")
+    output = parser.add_argument_group("output")
+    output.add_argument("--output", required=True, metavar="DIR", help="gets tokenizer/, train/ and validation/")
+    output.add_argument(
+        "--validation-fraction",
+        type=float,
+        default=default.validation_fraction,
+        help="share of the documents, chosen by hash, kept for validation (default: %(default)s)",
+    )
+    output.add_argument(
+        "--max-tokens-per-file",
+        type=int,
+        default=default.max_tokens_per_file,
+        metavar="N",
+        help="size of a token file (default: %(default)s)",
+    )
+    output.add_argument(
+        "--token-dtype",
+        choices=["auto", "uint16", "uint32"],
+        default=default.token_dtype,
+        help="type of a token on disk (default: the smallest that holds every id)",
+    )
+    output.add_argument(
+        "--num-workers",
+        type=int,
+        default=default.num_workers,
+        metavar="N",
+        help="processes that encode; 0: the tokenizer's own threads (default: %(default)s)",
+    )
+
+
+def options_of(namespace: argparse.Namespace) -> PrepareOptions:
+    """What the command line asks for."""
+    return PrepareOptions(
+        output=namespace.output,
+        sources=tuple(namespace.sources),
+        dataset=namespace.dataset,
+        dataset_split=namespace.dataset_split,
+        text_column=namespace.text_column,
+        messages_column=namespace.messages_column,
+        patterns=tuple(namespace.pattern),
+        exclude=tuple(namespace.exclude),
+        tokenizer=namespace.tokenizer,
+        train_tokenizer=namespace.train_tokenizer,
+        eos_token=namespace.eos_token,
+        token_dtype=namespace.token_dtype,
+        validation_fraction=namespace.validation_fraction,
+        max_tokens_per_file=namespace.max_tokens_per_file,
+        max_documents=namespace.max_documents,
+        max_bad_documents=namespace.max_bad_documents,
+        num_workers=namespace.num_workers,
+    )
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Prepares the data and says what came of it."""
+    num_tokens = 0
+    # On a file instead of a terminal one line in ten seconds is enough.
+    interval_seconds = 0.5 if sys.stderr.isatty() else 10.0
+    with tqdm(unit="B", unit_scale=True, desc="preparing", file=sys.stderr, mininterval=interval_seconds) as bar:
+
+        def on_start(size_bytes: int) -> None:
+            bar.total = size_bytes if size_bytes else None
+            bar.reset(bar.total)
+
+        def on_batch(batch: EncodedBatch) -> None:
+            nonlocal num_tokens
+            num_tokens += batch.tokens.size
+            seconds = bar.format_dict["elapsed"]
+            bar.set_postfix_str(f"{num_tokens / max(seconds, 1e-3):,.0f} tokens/s", refresh=False)
+            bar.update(batch.size_bytes)
+
+        report = prepare_data(options_of(namespace), on_start=on_start, on_batch=on_batch)
+    describe(report, namespace.output)
+    return 0
+
+
+def describe(report: PrepareReport, output: str) -> None:
+    """Prints what a preparation made and what it left out."""
+    for split, manifest in report.manifests.items():
+        print(
+            f"{output}/{split}: {manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens of "
+            f"{manifest.token_dtype} in {len(manifest.files):,} files"
+        )
+    manifest = next(iter(report.manifests.values()))
+    print(f"{output}/tokenizer: {manifest.vocab_size:,} ids, end of text {manifest.eos_token_id}")
+    if report.bad is None:
+        print("nothing to do: this very preparation is finished already")
+        return
+    if report.seconds > 0:
+        print(f"{report.num_tokens_now:,} tokens in {report.seconds:.1f} s")
+    if report.num_empty:
+        print(f"{report.num_empty:,} documents without text were left out")
+    if report.num_bad:
+        print(f"{report.num_bad:,} documents could not be used:", file=sys.stderr)
+        for text in report.bad[:SHOWN_BAD]:
+            print(f"  {text}", file=sys.stderr)

@@ -1,0 +1,247 @@
+"""Documents from text trees, JSON lines, Parquet and `datasets`, in one fixed order, in batches.
+
+A batch depends on the sources alone, never on how many processes work on it; so does everything made from it.
+"""
+
+import fnmatch
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from olmo_hf.errors import DataError
+
+SourceKind = Literal["text", "jsonl", "parquet", "rows"]
+
+SUFFIXES: dict[str, SourceKind] = {
+    ".jsonl": "jsonl",
+    ".jsonl.gz": "jsonl",
+    ".jsonl.zst": "jsonl",
+    ".json.gz": "jsonl",
+    ".json.zst": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
+"""Endings of files that hold many documents. Any other file is one document of plain text."""
+
+DEFAULT_PATTERNS = (*(f"*{suffix}" for suffix in SUFFIXES), "*.txt")
+"""What is taken of a directory when no pattern is given."""
+
+BATCH_DOCUMENTS = 256
+"""Most documents of a batch."""
+
+BATCH_BYTES = 2**20
+"""A batch is closed when its documents have this size."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file to read, and what tells that it was not changed."""
+
+    path: str
+    kind: SourceKind
+    size_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class DocumentBatch:
+    """Documents not yet read or parsed: that is the work of whoever gets them.
+
+    Attributes:
+        number: Counts the batches from 0.
+        kind: How to read `contents`: `text` has none (the place is the path), `jsonl` has lines, `rows` has values.
+        contents: One per document.
+        places: Where each document stands, for messages.
+        size_bytes: Size of the batch in the sources, as far as it is known.
+    """
+
+    number: int
+    kind: SourceKind
+    contents: list[Any]
+    places: list[str]
+    size_bytes: int
+
+
+class BadDocumentError(Exception):
+    """A document that cannot be used; the message says where and why."""
+
+
+def list_source_files(
+    sources: Iterable[str], *, patterns: Iterable[str] = (), exclude: Iterable[str] = ()
+) -> list[SourceFile]:
+    """The files under some paths: sources in their order, the content of a directory sorted by name.
+
+    Args:
+        sources: Files and directories. A file is taken whatever its name.
+        patterns: What to take of a directory, compared with the file's name and its path below the directory.
+            Empty: the known data files and `*.txt`.
+        exclude: What to leave out, compared with every part of the path below the directory and with all of it.
+
+    Raises:
+        DataError: A source is missing, or nothing is left.
+    """
+    sources, patterns, exclude = list(sources), list(patterns) or list(DEFAULT_PATTERNS), list(exclude)
+    found: list[str] = []
+    for source in sources:
+        if os.path.isfile(source):
+            found.append(source)
+        elif os.path.isdir(source):
+            below = sorted(path.relative_to(source).as_posix() for path in Path(source).rglob("*") if path.is_file())
+            found += [os.path.join(source, name) for name in below if _is_taken(name, patterns, exclude)]
+        else:
+            raise DataError(f"{source}: no such file or directory; a data set of `datasets` is named with --dataset")
+    if not found:
+        raise DataError(f"{', '.join(sources)}: no file matches {', '.join(patterns)}; give a --pattern that does")
+    files = []
+    for path in found:
+        status = os.stat(path)
+        files.append(SourceFile(path, source_kind(path), status.st_size, status.st_mtime_ns))
+    return files
+
+
+def _is_taken(name: str, patterns: list[str], exclude: list[str]) -> bool:
+    parts = name.split("/")
+    if any(fnmatch.fnmatchcase(part, pattern) for pattern in exclude for part in (*parts, name)):
+        return False
+    return any(fnmatch.fnmatchcase(part, pattern) for pattern in patterns for part in (parts[-1], name))
+
+
+def source_kind(path: str) -> SourceKind:
+    """How a file is read, by its ending."""
+    return next((kind for suffix, kind in SUFFIXES.items() if path.lower().endswith(suffix)), "text")
+
+
+def open_source(path: str) -> BinaryIO:
+    """Opens a possibly compressed file for reading.
+
+    Raises:
+        DataError: The library for its compression is missing.
+    """
+    if path.endswith(".gz"):
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    if path.endswith(".zst"):
+        try:
+            import zstandard
+        except ImportError as error:
+            raise DataError(
+                f"{path}: reading .zst needs the package zstandard; pip install olmo-hf[remote]"
+            ) from error
+        return zstandard.open(path, "rb")
+    return open(path, "rb")
+
+
+def _file_documents(file: SourceFile, column: str) -> Iterator[tuple[Any, str, int]]:
+    """Content, place and size of every document of a file."""
+    if file.kind == "text":
+        yield None, file.path, file.size_bytes
+    elif file.kind == "jsonl":
+        try:
+            with open_source(file.path) as stream:
+                for number, line in enumerate(stream, 1):
+                    yield line, f"{file.path}:{number}", len(line)
+        except (OSError, EOFError, RuntimeError) as error:
+            # The rest of such a file is never left out silently.
+            raise DataError(f"{file.path}: cannot be read to its end ({error}); restore it and start again") from error
+    else:
+        yield from _parquet_documents(file.path, column)
+
+
+def _parquet_documents(path: str, column: str) -> Iterator[tuple[Any, str, int]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path)
+        if column not in table.schema_arrow.names:
+            names = ", ".join(table.schema_arrow.names)
+            raise DataError(f"{path}: has no column {column!r}, but {names}; name one with --text-column")
+        number = 0
+        for batch in table.iter_batches(batch_size=BATCH_DOCUMENTS, columns=[column]):
+            for value in batch.column(0).to_pylist():
+                yield value, f"{path}:row {number}", _size_of(value)
+                number += 1
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path}: cannot be read ({error}); restore it and start again") from error
+
+
+def _size_of(value: Any) -> int:
+    return len(value) if isinstance(value, (str, bytes)) else len(str(value))
+
+
+def file_batches(files: Iterable[SourceFile], *, column: str, max_documents: int | None) -> Iterator[DocumentBatch]:
+    """Batches of the documents of some files. A batch never mixes kinds.
+
+    Args:
+        files: What to read, in this order.
+        column: Field of the text in JSON lines and Parquet.
+        max_documents: Stop after so many documents. None: read all.
+    """
+    documents = (
+        ("rows" if file.kind == "parquet" else file.kind, *document)
+        for file in files
+        for document in _file_documents(file, column)
+    )
+    return _batches(documents, max_documents)
+
+
+def row_batches(rows: Iterable[dict[str, Any]], *, column: str, max_documents: int | None) -> Iterator[DocumentBatch]:
+    """Batches of the rows of a `datasets` data set."""
+    documents = (("rows", row.get(column), f"row {i}", _size_of(row.get(column))) for i, row in enumerate(rows))
+    return _batches(documents, max_documents)
+
+
+def _batches(documents: Iterable[tuple[Any, Any, str, int]], max_documents: int | None) -> Iterator[DocumentBatch]:
+    number, kind = 0, "text"
+    contents: list[Any] = []
+    places: list[str] = []
+    size_bytes = 0
+    for count, (this_kind, content, place, size) in enumerate(documents):
+        if max_documents is not None and count >= max_documents:
+            break
+        full = len(contents) == BATCH_DOCUMENTS or size_bytes + size > BATCH_BYTES or this_kind != kind
+        if contents and full:
+            yield DocumentBatch(number, kind, contents, places, size_bytes)  # type: ignore[arg-type]
+            number, contents, places, size_bytes = number + 1, [], [], 0
+        kind = this_kind
+        contents.append(content)
+        places.append(place)
+        size_bytes += size
+    if contents:
+        yield DocumentBatch(number, kind, contents, places, size_bytes)  # type: ignore[arg-type]
+
+
+def read_document(kind: SourceKind, content: Any, place: str, column: str) -> Any:
+    """The value of a document: its text, or whatever else its column holds.
+
+    Raises:
+        BadDocumentError: It is not UTF-8, not JSON, or lacks the column.
+    """
+    if kind == "rows":
+        value = content
+    elif kind == "text":
+        try:
+            return Path(place).read_bytes().decode("utf-8")
+        except (UnicodeDecodeError, OSError) as error:
+            raise BadDocumentError(f"{place}: {error}") from error
+    else:
+        try:
+            record = json.loads(content)
+        except ValueError as error:
+            raise BadDocumentError(f"{place}: no JSON ({error})") from error
+        if not isinstance(record, dict) or column not in record:
+            raise BadDocumentError(f"{place}: no field {column!r}")
+        value = record[column]
+    if value is None:
+        raise BadDocumentError(f"{place}: {column!r} is empty")
+    return value
+
+
+def in_validation(text: str, fraction: float) -> bool:
+    """Whether a document belongs to the validation split: decided by its text alone, so duplicates stay together."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < fraction * 2**64
