@@ -11,6 +11,7 @@ from rich.table import Table
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from olmo_hf.callbacks.args import ConsoleArgs
+from olmo_hf.callbacks.wording import duration, short_number
 from olmo_hf.training.callback import OlmoCallback
 
 _CLEAR_LINE = "\r\x1b[K"
@@ -20,28 +21,6 @@ _SHOWN: tuple[tuple[str, str], ...] = (
     ("grad", "optim/total_grad_norm"),
     ("lr", "optim/learning_rate_group0"),
 )
-
-
-def short_number(value: float) -> str:
-    """Four significant digits at most, with `k`, `M`, `B`, `T` above a thousand."""
-    if value != value or value in (float("inf"), float("-inf")):
-        return str(value)
-    for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 0.9995 * factor:
-            return f"{value / factor:.3g}{suffix}"
-    return f"{value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """`42s`, `3m07s`, `5h12m` or `6d04h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
 def progress_line(step: int, last_step: int, logs: Mapping[str, float]) -> str:

@@ -14,6 +14,12 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+METRICS_FILE = "metrics.jsonl"
+"""In the run directory: one row per logged step."""
+
+EVENTS_FILE = "events.jsonl"
+"""In the run directory: starts, checkpoints, spikes, cancellations, the end."""
+
 _MAX_WAITING_LINES = 10_000
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 

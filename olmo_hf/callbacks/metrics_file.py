@@ -7,11 +7,9 @@ from typing import Any
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from olmo_hf.callbacks.json_lines import JsonLinesFile
+from olmo_hf.callbacks.json_lines import EVENTS_FILE, METRICS_FILE, JsonLinesFile
 from olmo_hf.training.callback import OlmoCallback
 
-METRICS_FILE = "metrics.jsonl"
-EVENTS_FILE = "events.jsonl"
 _COMMON_KEYS = {"step", "tokens", "time", "epoch"}
 
 

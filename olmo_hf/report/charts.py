@@ -24,6 +24,9 @@ class Chart:
     percent: bool = False
     """Values are fractions, shown in percent."""
 
+    smooth: bool = True
+    """False for what has no noise: smoothing would only bend its corners."""
+
 
 CHARTS: tuple[Chart, ...] = (
     Chart("Loss", ("train/CrossEntropyLoss", "eval/*/CrossEntropyLoss"), "cross-entropy, nats"),
@@ -33,12 +36,12 @@ CHARTS: tuple[Chart, ...] = (
     Chart("Downstream tasks, loss", ("eval/downstream_ce_loss/*", "eval/downstream_bpb/*")),
     Chart("Gradient norm", ("optim/total_grad_norm",), "before clipping", log_scale=True),
     Chart("Clipping rate", ("optim/clipping_rate",), "share of gradients clipped", percent=True),
-    Chart("Learning rate", ("optim/learning_rate_group*",)),
+    Chart("Learning rate", ("optim/learning_rate_group*",), smooth=False),
     Chart("z-loss", ("train/ZLoss",)),
     Chart("Throughput", ("throughput/device/tokens_per_second",), "tokens per second and device"),
     Chart("Model FLOPs utilisation", ("throughput/device/mfu",), "", percent=True),
     Chart("Where the time goes", ("throughput/time_share/*",), "share of wall time", percent=True),
-    Chart("Memory", ("System/*",)),
+    Chart("Memory", ("System/*",), smooth=False),
     Chart("Masked instances", ("train/masked_instances*",)),
 )
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from olmo_hf.callbacks.json_lines import read_json_lines
-from olmo_hf.callbacks.metrics_file import EVENTS_FILE, METRICS_FILE
+from olmo_hf.callbacks.json_lines import EVENTS_FILE, METRICS_FILE, read_json_lines
 from olmo_hf.errors import DataError
 
 _WANTED = ("train/", "eval/", "throughput/", "System/")
@@ -56,6 +55,7 @@ class _Columns:
     def __init__(self) -> None:
         self.steps, self.tokens, self.times = array("q"), array("d"), array("d")
         self.metrics: dict[str, tuple[array, array]] = {}  # row numbers, values
+        self._unwanted: set[str] = set()
 
     def add(self, row: dict[str, Any]) -> None:
         row_number = len(self.steps)
@@ -64,9 +64,17 @@ class _Columns:
         self.tokens.append(_number(row.get("tokens")))
         self.times.append(_number(row.get("time")))
         for key, value in row.items():
-            if not is_wanted(key) or isinstance(value, bool) or not isinstance(value, (int, float)):
+            column = self.metrics.get(key)
+            if column is None:
+                if key in self._unwanted:
+                    continue
+                if not is_wanted(key):
+                    self._unwanted.add(key)
+                    continue
+                column = self.metrics[key] = (array("L"), array("d"))
+            if type(value) is not float and type(value) is not int:
                 continue
-            rows, values = self.metrics.setdefault(key, (array("L"), array("d")))
+            rows, values = column
             while rows and self.steps[rows[-1]] >= step:
                 rows.pop(), values.pop()
             rows.append(row_number)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from olmo_hf.callbacks.console import duration, short_number
 from olmo_hf.callbacks.json_lines import strict_json
+from olmo_hf.callbacks.wording import duration, short_number
 from olmo_hf.report.charts import CHARTS, metrics_of
 from olmo_hf.report.history import History
 from olmo_hf.report.packing import MAX_POINTS_ALL_RUNS, pack_map, pack_series
@@ -67,6 +67,7 @@ def _charts(runs: Sequence[History]) -> list[dict[str, Any]]:
                     "unit": chart.unit,
                     "log_scale": chart.log_scale,
                     "percent": chart.percent,
+                    "smooth": chart.smooth,
                     "names": names,
                     "labels": [_label(name) for name in names],
                 }

@@ -8,7 +8,7 @@ import numpy as np
 from olmo_hf.report.history import History, Series
 from olmo_hf.report.smoothing import keep_extremes
 
-MAX_POINTS_ALL_RUNS = 30_000
+MAX_POINTS_ALL_RUNS = 60_000
 """Points of one metric over all runs of a page: at some 25 metrics the page stays under 20 MB."""
 
 _MAX_MEANS = 6_000

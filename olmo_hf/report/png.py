@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullFormatter
 
-from olmo_hf.callbacks.console import short_number
+from olmo_hf.callbacks.wording import short_number
 from olmo_hf.report.history import History, Series
 from olmo_hf.report.smoothing import keep_extremes, smooth
 

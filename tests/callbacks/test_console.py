@@ -3,7 +3,8 @@ import io
 import pytest
 
 from olmo_hf.callbacks.args import ConsoleArgs
-from olmo_hf.callbacks.console import Console, duration, progress_line, short_number
+from olmo_hf.callbacks.console import Console, progress_line
+from olmo_hf.callbacks.wording import duration, short_number
 
 LOGS = {
     "train/CrossEntropyLoss": 3.21456,
@@ -49,13 +50,14 @@ def test_duration(seconds: float, text: str) -> None:
 
 
 def test_short_number() -> None:
-    assert [short_number(value) for value in (0.5, 999, 1234, 5.6e6, 7e9, 5e12)] == [
+    assert [short_number(value) for value in (0.5, 999, 1234, 5.6e6, 7e9, 5e12, 999_990)] == [
         "0.5",
         "999",
         "1.23k",
         "5.6M",
         "7B",
         "5T",
+        "1M",
     ]
 
 

@@ -1,8 +1,8 @@
 import math
 from pathlib import Path
 
-from olmo_hf.callbacks.json_lines import read_json_lines
-from olmo_hf.callbacks.metrics_file import EVENTS_FILE, METRICS_FILE, MetricsFile, without_abandoned
+from olmo_hf.callbacks.json_lines import EVENTS_FILE, METRICS_FILE, read_json_lines
+from olmo_hf.callbacks.metrics_file import MetricsFile, without_abandoned
 
 
 def test_one_line_per_log_with_step_tokens_and_time(tmp_path: Path, arguments, state, control, clock) -> None:

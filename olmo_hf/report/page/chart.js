@@ -37,6 +37,7 @@ class Chart {
   raw(line) { return { x: xs(line.run, line.series.raw), values: line.series.raw.values }; }
   layers(line) {
     const few = line.series.raw.values.length < 30;
+    if (!this.spec.smooth) return [this.raw(line)];
     return view.raw && !few && view.smoothing > 0 ? [this.raw(line), this.smooth(line)] :
       view.smoothing > 0 ? [this.smooth(line)] : [this.raw(line)];
   }
@@ -86,7 +87,10 @@ class Chart {
       g.fillStyle = css("--soft"); g.fillText(shown(t, this.spec.percent), left - 6, y);
     }
     g.textAlign = "center"; g.textBaseline = "top";
-    for (const t of ticks(from, to, Math.max((right - left) / 110, 2))) g.fillText(short(t), this.px(t), bottom + 5);
+    for (const t of ticks(from, to, Math.max((right - left) / 110, 2))) {
+      const half = g.measureText(short(t)).width / 2;
+      g.fillText(short(t), Math.min(this.px(t), right + 8 - half), bottom + 5);
+    }
   }
   drawMarks(g, from, to) {
     const { top, bottom } = this.frame;
