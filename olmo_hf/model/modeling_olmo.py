@@ -284,7 +284,7 @@ class OlmoHfPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Identical to the parent's, but the code goes along where stock transformers lacks the architecture."""
-        if self.config.stock_model_type is None:
+        if self.config.stock_model_type is None and kwargs.get("is_main_process", True):
             copy_code(Path(__file__).parent, Path(save_directory))
         super().save_pretrained(save_directory, **kwargs)
 

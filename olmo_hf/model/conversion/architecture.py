@@ -5,7 +5,7 @@ What one side can say and the other cannot is refused by name. Facts: spec, mode
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from olmo_hf.errors import ConversionError
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
@@ -219,7 +219,7 @@ def _lookup(table: Mapping[str, Any], name: str, given: Mapping[str, Any]) -> An
     return table[given[name]]
 
 
-def _position_embedding(given: Mapping[str, Any]) -> str:
+def _position_embedding(given: Mapping[str, Any]) -> Literal["rope", "alibi", "learned"]:
     if given["alibi"] and given["rope"]:
         raise ConversionError("alibi and rope are both true; the original refuses that")
     if given["alibi"]:
