@@ -65,9 +65,7 @@ def help_line(path: Path) -> str:
 
 def _run_verb(verb: str, module_name: str, words: list[str]) -> int:
     module = importlib.import_module(f"olmo_hf.cli.{module_name}")
-    parser = argparse.ArgumentParser(
-        prog=f"olmo-hf {verb}", description=module.HELP, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog=f"olmo-hf {verb}", description=module.HELP)
     module.add_arguments(parser)
     return int(module.run(parser.parse_args(words)))
 

@@ -1,0 +1,205 @@
+"""Writes the pages that follow from the code: docs/configuration.md and the tree in README.md.
+
+python docs/generate.py
+"""
+
+import ast
+import dataclasses
+import inspect
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from olmo_hf.args import RunArgs  # noqa: E402
+from olmo_hf.settings.declared_elsewhere import REPLACED  # noqa: E402
+from olmo_hf.settings.values import accepts_none, block_type, members  # noqa: E402
+
+TREE_START, TREE_END = "<!-- tree -->", "<!-- end of tree -->"
+
+# What files that cannot speak for themselves are.
+FILES = {
+    "train_hf.py": None,
+    "Makefile": "setup, quickstart, test, check, torture, bench, docs",
+    "setup.py": None,
+    "constraints.txt": "the exact versions that are tested",
+    "pyproject.toml": "settings of ruff, mypy and pytest",
+    ".ci/run": "what a change must pass",
+}
+FOLDERS = {
+    "accelerate_configs": "one file per way to run; each begins with its launch line",
+    "configs": "complete runs",
+    "examples": "small programs that use the results with stock transformers",
+    "benchmarks": "what is claimed about speed and memory, to measure again",
+    "docs": "the guide",
+    "tests": "the same folders as olmo_hf/, and golden, parity, invariants, crash, house",
+}
+CONFIGURATION_HEAD = """# Configuration reference
+
+<!-- Written by docs/generate.py from the docstrings of olmo_hf/*/args.py: change those, then `make docs`. -->
+
+A run is one YAML file with the keys `name`, `model`, `data`, `training`, `callbacks` and `evaluation`. Every value can
+also be given on the command line, where `-` may stand for `_`:
+
+```text
+--training.learning_rate=3e-4     --training.learning_rate 3e-4
+--training.bf16                   --no-training.bf16
+--callbacks.console.style=lines   --no-callbacks.console
+--data.paths='[a.npy, b.npy]'     --evaluation.evaluators.0.max_instances=64
+```
+
+- Numbers, switches and null are read by the type of their field: `1e-5`, `1E-5`, `'1e-5'`, `5e12`, `1_000`, `0o10`,
+  `off`, `no` and `null` mean the same in the file and on the command line.
+- An optional block is on when it is present (`console: {}` or `console: true`) and off when it is `null` or `false`;
+  blocks that are on by default say so. A setting below a block turns the block on.
+- `${section.field}` stands for another value that the file gives: `paths: [data/${name}/*.npy]`. Nothing outside the
+  file can be reached.
+- An unknown key, a value of the wrong type and an impossible combination are refused at start, all of them at once.
+- What a run really used is written to `config.yaml` in its directory; starting from that file repeats the run.
+"""
+TRANSFORMERS_PART = """
+## Other fields of `transformers.TrainingArguments`
+
+Stand under `training` beside the fields above and are passed on as they are: for example `ddp_timeout`,
+`torch_compile`, `tf32`, `full_determinism`. These are not passed on, because something here says the same:
+
+| field | instead |
+|---|---|
+"""
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a docstring, on one line."""
+    line = " ".join(text.strip().split("\n\n")[0].split())
+    end = line.find(". ")
+    return (line if end < 0 else line[:end]).rstrip(".")
+
+
+def field_docstrings(declared: type) -> dict[str, str]:
+    """The string under each field of a dataclass."""
+    (body,) = ast.parse(inspect.cleandoc(inspect.getsource(declared))).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, below in zip(body.body, [*body.body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            found[field.target.id] = " ".join(str(below.value.value).split()) if is_text else ""
+    return found
+
+
+def type_in_words(hint: Any) -> str:
+    """A declared type as the page shows it."""
+    names = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null", Any: "any"}
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)[0]
+        return f"list of {'blocks' if dataclasses.is_dataclass(inner) else type_in_words(inner)}"
+    if get_origin(hint) is dict:
+        return "mapping"
+    if len(members(hint)) > 1:
+        return " or ".join(type_in_words(member) for member in members(hint))
+    return names[hint]
+
+
+def default_in_words(field: dataclasses.Field[Any]) -> str:
+    """A default as it would stand in YAML."""
+    value = field.default_factory() if field.default is dataclasses.MISSING else field.default  # type: ignore[misc]
+    if isinstance(value, bool) or value is None:
+        return f"`{ {True: 'true', False: 'false', None: 'null'}[value] }`"
+    if isinstance(value, str):
+        return f"`{value}`" if value else "empty"
+    if isinstance(value, tuple | dict):
+        return "empty" if not value else f"`{value}`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def block_lines(key: str, declared: type, doc: str, depth: int) -> Iterator[str]:
+    """The section of one block and of the blocks inside it."""
+    yield f"\n{'#' * depth} `{key}`\n\n{doc}\n"
+    hints, docs = typing.get_type_hints(declared), field_docstrings(declared)
+    inner: list[tuple[str, type, str]] = []
+    rows = []
+    for field in dataclasses.fields(declared):
+        hint, name = hints[field.name], field.name
+        block = block_type(hint)
+        elements = (
+            [arg for arg in get_args(hint) if dataclasses.is_dataclass(arg)] if get_origin(hint) is tuple else []
+        )
+        if block is not None:
+            optional = accepts_none(hint)
+            is_on = field.default is not None
+            state = f"Optional block, {'on' if is_on else 'off'} by default. " if optional else ""
+            own = docs[name] if docs[name] not in ("", "On by default.") else ""
+            inner.append((f"{key}.{name}", block, f"{state}{own or inspect.getdoc(block)}"))
+            continue
+        if key == "training" and name == "transformers":
+            continue
+        rows.append(f"| `{name}` | {type_in_words(hint)} | {default_in_words(field)} | {docs[name]} |")
+        inner += [(f"{key}.{name}[]", element, inspect.getdoc(element) or "") for element in elements]
+    if rows:
+        yield "| field | type | default | meaning |\n|---|---|---|---|"
+        yield from (row.replace(" | None", "") for row in rows)
+    for name, block, text in inner:
+        if block.__name__ == "DataArgs" and name != "data":
+            yield f"\n{'#' * (depth + 1)} `{name}`\n\nThe fields of [`data`](#data), with their own defaults.\n"
+        else:
+            yield from block_lines(name, block, text, min(depth + 1, 4))
+
+
+def configuration_page() -> str:
+    """The text of docs/configuration.md."""
+    lines = [CONFIGURATION_HEAD]
+    docs = field_docstrings(RunArgs)
+    lines.append(f"\n## `name`\n\n{docs['name']}")
+    for name, hint in typing.get_type_hints(RunArgs).items():
+        if dataclasses.is_dataclass(hint):
+            lines += block_lines(name, typing.cast(type, hint), inspect.getdoc(hint) or "", 2)
+    lines.append(TRANSFORMERS_PART.rstrip("\n"))
+    lines += [f"| `{name}` | {remedy} |" for name, remedy in REPLACED.items() if name != "transformers"]
+    return "\n".join(lines) + "\n"
+
+
+def tree() -> str:
+    """The files of the repository, one line each."""
+    rows = [(name, says or module_says(ROOT / name)) for name, says in FILES.items()]
+    for folder, says in FOLDERS.items():
+        rows.append((f"{folder}/", says))
+    package = ROOT / "olmo_hf"
+    for path in sorted(package.rglob("*.py"), key=lambda path: (path.parent != package, path.parent, path.name)):
+        relative = path.relative_to(ROOT)
+        indent = "  " * (len(relative.parts) - 1)
+        if path.name == "__init__.py":
+            rows.append((f"{'  ' * (len(relative.parts) - 2)}{path.parent.name}/", module_says(path)))
+        else:
+            rows.append((f"{indent}{path.name}", module_says(path)))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {says}".rstrip() for name, says in rows)
+
+
+def module_says(path: Path) -> str:
+    """First sentence of a module's docstring."""
+    return first_sentence(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
+
+
+def readme() -> str:
+    """README.md with the tree of today."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, rest = text.split(TREE_START)
+    after = rest.split(TREE_END)[1]
+    return f"{before}{TREE_START}\n```text\n{tree()}\n```\n{TREE_END}{after}"
+
+
+def pages() -> dict[Path, str]:
+    """Every generated file with the text it must have."""
+    return {ROOT / "docs" / "configuration.md": configuration_page(), ROOT / "README.md": readme()}
+
+
+if __name__ == "__main__":
+    for page, content in pages().items():
+        page.write_text(content, encoding="utf-8")
+        print(page.relative_to(ROOT))
