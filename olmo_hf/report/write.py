@@ -26,7 +26,7 @@ def write_report(run_dirs: Sequence[Path], output_dir: Path | None = None) -> tu
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         raise DataError(
-            f"Two of the runs are called the same ({', '.join(names)}); a reader could not tell them apart."
+            f"Two of the runs have the same name ({', '.join(names)}); rename a directory to tell them apart."
         )
     target = run_dirs[0] if output_dir is None else output_dir
     html_path, png_path = target / "report.html", target / "loss.png"
