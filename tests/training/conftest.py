@@ -1,8 +1,15 @@
-"""Measures shared by the tests of training."""
+"""What the tests of training share: a measure of memory, and two ranks."""
 
-from collections.abc import Callable
+import io
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -22,3 +29,58 @@ def _peak_bytes(function: Callable[[], object]) -> int:
 def peak_bytes() -> Callable[[Callable[[], object]], int]:
     """The function that measures the memory a function needs."""
     return _peak_bytes
+
+
+def _serve(rank: int, folder: str, inbox: Any, outbox: Any) -> None:
+    """One of two ranks: runs the functions it is sent until it is sent None."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=timedelta(seconds=120)
+    )
+    while (task := inbox.get()) is not None:
+        function, args = task
+        try:
+            buffer = io.BytesIO()
+            torch.save(function(rank, *args), buffer)
+            outbox.put((True, buffer.getvalue()))
+        except BaseException:
+            outbox.put((False, traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class TwoRanks:
+    """Two processes joined by gloo; called with a function of a test module and its arguments."""
+
+    def __init__(self, folder: str):
+        context = mp.get_context("spawn")
+        self._inboxes, self._outboxes = ([context.Queue() for _ in range(2)] for _ in range(2))
+        self._processes = [
+            context.Process(target=_serve, args=(rank, folder, self._inboxes[rank], self._outboxes[rank]), daemon=True)
+            for rank in range(2)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What `function(rank, *args)` returns on each rank (tensors, numbers and containers of them)."""
+        for inbox in self._inboxes:
+            inbox.put((function, args))
+        answers = [outbox.get(timeout=300) for outbox in self._outboxes]
+        for ok, answer in answers:
+            assert ok, answer
+        return [torch.load(io.BytesIO(answer), weights_only=True) for _, answer in answers]
+
+    def close(self) -> None:
+        """Ends both processes."""
+        for inbox in self._inboxes:
+            inbox.put(None)
+        for process in self._processes:
+            process.join(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRanks]:
+    """Two ranks, started once for all tests of this folder: starting them takes longer than most tests."""
+    ranks = TwoRanks(str(tmp_path_factory.mktemp("ranks")))
+    yield ranks
+    ranks.close()

@@ -3,13 +3,9 @@
 Measured against the true norm, torch's own function applied to local shards gives another number on every rank.
 """
 
-from datetime import timedelta
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -56,43 +52,29 @@ def train(model, *, rank, world_size, adaptive):
     }
 
 
-def worker(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    for adaptive in (False, True):
-        sharded = build_model()
-        for layer in sharded:
-            if isinstance(layer, nn.Linear):
-                fully_shard(layer, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
-        fully_shard(sharded, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
-        assert sharded[4].weight.to_local().numel() == (3 if rank == 0 else 0)
-        copies = DistributedDataParallel(build_model())
-        for kind, model in (("fsdp", sharded), ("ddp", copies)):
-            found = train(model, rank=rank, world_size=2, adaptive=adaptive)
-            torch.save(found, f"{folder}/{kind}-{adaptive}-{rank}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def spread_runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clipping")
-    mp.start_processes(worker, args=(str(folder),), nprocs=2, start_method="spawn")
-    return {path.stem: torch.load(path, weights_only=True) for path in Path(folder).glob("*.pt")}
+def spread_run(rank, kind, adaptive):
+    if kind == "ddp":
+        return train(DistributedDataParallel(build_model()), rank=rank, world_size=2, adaptive=adaptive)
+    model, mesh = build_model(), dist.device_mesh.init_device_mesh("cpu", (2,))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    assert model[4].weight.to_local().numel() == (3 if rank == 0 else 0)
+    return train(model, rank=rank, world_size=2, adaptive=adaptive)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_clipping_does_not_depend_on_how_the_model_is_spread(spread_runs, kind, adaptive):
+def test_clipping_does_not_depend_on_how_the_model_is_spread(two_ranks, kind, adaptive):
     expected = train(build_model(), rank=0, world_size=1, adaptive=adaptive)
     assert expected["rates"].max() > 0
-    for rank in range(2):
-        found = spread_runs[f"{kind}-{adaptive}-{rank}"]
+    ranks = two_ranks(spread_run, kind, adaptive)
+    for found in ranks:
         torch.testing.assert_close(found["totals"], expected["totals"], rtol=1e-5, atol=0.0)
         torch.testing.assert_close(found["rates"], expected["rates"], rtol=0.0, atol=1e-7)
         torch.testing.assert_close(found["memory"], expected["memory"], rtol=1e-5, atol=0.0, equal_nan=True)
         torch.testing.assert_close(found["weights"], expected["weights"], rtol=0.0, atol=1e-6)
     for part in ("totals", "rates", "memory"):
-        one, other = (spread_runs[f"{kind}-{adaptive}-{rank}"][part] for rank in range(2))
+        one, other = (found[part] for found in ranks)
         assert torch.equal(one.nan_to_num(-1.0), other.nan_to_num(-1.0))

@@ -1,0 +1,53 @@
+"""Updates that are no numbers: seen, counted, skipped or the end of the run."""
+
+import pytest
+import torch
+
+from olmo_hf.training.clipping import gradient_norms
+from olmo_hf.training.nan_policy import SkippedSteps, is_finite, judge_step, not_a_number_message
+
+
+def verdicts(pattern, policy, limit=2):
+    """Verdict on each step of a run, `x` being a step that is no number."""
+    skipped = SkippedSteps()
+    found = [judge_step(step != "x", policy=policy, skipped=skipped, max_skipped_in_a_row=limit) for step in pattern]
+    return found, skipped
+
+
+def test_stop_ends_at_the_first():
+    found, skipped = verdicts("..x", "stop")
+    assert found == ["update", "update", "stop"]
+    assert skipped == SkippedSteps(0, 0)
+
+
+def test_skip_goes_on_and_counts():
+    found, skipped = verdicts(".xx.x.", "skip")
+    assert found == ["update", "skip", "skip", "update", "skip", "update"]
+    assert skipped == SkippedSteps(total=3, in_a_row=0)
+
+
+def test_skip_ends_after_too_many_in_a_row():
+    found, skipped = verdicts("xx.xxx", "skip")
+    assert found == ["skip", "skip", "update", "skip", "skip", "stop"]
+    assert skipped == SkippedSteps(total=4, in_a_row=2)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_nan_and_infinity_are_seen_in_loss_and_gradient(value, where):
+    parameter, loss = torch.nn.Parameter(torch.zeros(3)), torch.tensor(1.0)
+    parameter.grad = torch.ones(3)
+    assert is_finite(gradient_norms([parameter]), loss).item() is True
+    if where == "loss":
+        loss = torch.tensor(value)
+    else:
+        parameter.grad[1] = value
+    assert is_finite(gradient_norms([parameter]), loss).item() is False
+
+
+def test_the_message_names_step_rank_and_instances():
+    message = not_a_number_message(
+        step=7, rank=3, instance_ids=[11, 42], skipped=SkippedSteps(4, 2), grad_norm=float("inf"), loss=2.5
+    )
+    for part in ("step 7", "rank 3", "[11, 42]", "after 2 updates skipped in a row", "inf", "No weight was changed"):
+        assert part in message
