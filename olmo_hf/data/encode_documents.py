@@ -6,7 +6,6 @@ Shapes: `T` tokens of a batch, `D` documents in it.
 import multiprocessing
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -160,14 +159,15 @@ _encoder: BatchEncoder | None = None
 def _start_worker(settings: EncoderSettings) -> None:
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _encoder = BatchEncoder(settings)
 
 
-def _end_with_parent(parent: int) -> None:
+def _end_with_parent() -> None:
     """Ends this worker when the process that started it is gone, even if that was killed."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)
 
 
