@@ -98,6 +98,7 @@ def liger_causal_lm_loss_sums(
     head_weight: torch.Tensor,
     labels: torch.Tensor,
     *,
+    head_bias: torch.Tensor | None = None,
     z_loss_weight: float = 0.0,
     logit_scale: float = 1.0,
     kernel: Callable[..., Any] | None = None,
@@ -108,18 +109,22 @@ def liger_causal_lm_loss_sums(
         hidden: (B, S, D), what goes into the head.
         head_weight: (V, D).
         labels: (B, S), not shifted.
+        head_bias: (V,), if the head has one.
         z_loss_weight: weight of the squared log-partition; 0.0 is off.
         logit_scale: factor on the logits.
         kernel: `liger_kernel.transformers.functional.liger_fused_linear_cross_entropy` unless given.
     """
     kernel = _liger_kernel() if kernel is None else kernel
     targets = shifted_targets(labels)  # (B, S)
-    scaled = hidden if logit_scale == 1.0 else hidden * logit_scale
+    if logit_scale != 1.0:  # the kernel has no factor of its own
+        hidden = hidden * logit_scale
+        head_bias = None if head_bias is None else head_bias * logit_scale
     options: dict[str, Any] = {"accum_dtype": torch.float32} if _takes(kernel, "accum_dtype") else {}
     result = kernel(
-        scaled.flatten(0, 1),
+        hidden.flatten(0, 1),
         head_weight,
         targets.flatten(),
+        bias=head_bias,
         ignore_index=IGNORE_INDEX,
         lse_square_scale=z_loss_weight,
         reduction="sum",

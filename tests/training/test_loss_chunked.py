@@ -56,6 +56,19 @@ def test_equal_to_the_plain_loss(chunk_tokens, z_loss_weight, logit_scale):
     assert torch.equal(grad_hidden[unlabelled], torch.zeros_like(grad_hidden[unlabelled]))
 
 
+def test_a_bias_of_the_head():
+    hidden, weight, labels = problem()
+    biases = [torch.linspace(-1, 1, V).requires_grad_() for _ in range(2)]
+    expected = causal_lm_loss_sums(0.5 * (hidden @ weight.T + biases[0]), labels, z_loss_weight=1e-2)
+    terms = chunked_causal_lm_loss_sums(
+        hidden, weight, labels, head_bias=biases[1], chunk_tokens=7, z_loss_weight=1e-2, logit_scale=0.5
+    )
+    torch.testing.assert_close(terms.total, expected.total, rtol=1e-6, atol=0.0)
+    expected.total.backward()
+    terms.total.backward()
+    torch.testing.assert_close(biases[1].grad, biases[0].grad, rtol=1e-5, atol=1e-5)  # sums of 60 terms up to 1
+
+
 def test_analytic_gradient_in_double_precision():
     # The sums are float32, so finite differences are taken of a float64 copy and agree to 1e-5.
     hidden, weight, labels = problem()

@@ -110,14 +110,17 @@ def test_flash_keeps_z_out_of_the_cross_entropy_and_once_in_the_gradient(kernel)
 def test_liger_keeps_z_out_of_the_cross_entropy():
     hidden, weight, labels = problem()
 
-    def kernel(hidden, weight, targets, ignore_index, lse_square_scale, reduction, return_z_loss):
+    def kernel(hidden, weight, targets, bias, ignore_index, lse_square_scale, reduction, return_z_loss):
         assert reduction == "sum"
         assert return_z_loss
-        losses, z_terms = loss_with_z_inside(hidden @ weight.T, targets, lse_square_scale, ignore_index)
+        losses, z_terms = loss_with_z_inside(hidden @ weight.T + bias, targets, lse_square_scale, ignore_index)
         return losses.sum(), z_terms.sum()
 
-    terms = liger_causal_lm_loss_sums(hidden, weight, labels, z_loss_weight=1e-2, logit_scale=0.5, kernel=kernel)
-    expected = causal_lm_loss_sums(0.5 * hidden @ weight.T, labels, z_loss_weight=1e-2)
+    bias = torch.linspace(-1, 1, V)
+    terms = liger_causal_lm_loss_sums(
+        hidden, weight, labels, head_bias=bias, z_loss_weight=1e-2, logit_scale=0.5, kernel=kernel
+    )
+    expected = causal_lm_loss_sums(0.5 * (hidden @ weight.T + bias), labels, z_loss_weight=1e-2)
     for part in ("total", "ce_sum", "z_sum", "num_labels"):
         torch.testing.assert_close(getattr(terms, part), getattr(expected, part), rtol=1e-6, atol=0.0)
 
