@@ -165,8 +165,8 @@ def test_text_is_taken_as_written_and_never_guessed_from_a_number(write):
 
 
 def test_a_choice_names_the_nearest_one(write):
-    (sentence,) = problems_of(write(), "--training.optimizer=adamv")
-    assert sentence == "training.optimizer: found 'adamv', expected one of 'adamw', 'lion'; did you mean 'adamw'?"
+    (sentence,) = problems_of(write(), "--data.check=fulll")
+    assert sentence == "data.check: found 'fulll', expected one of 'full', 'quick'; did you mean 'full'?"
 
 
 def test_lists_become_tuples_and_a_single_text_is_a_list_of_one(write):

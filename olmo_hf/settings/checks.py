@@ -9,7 +9,8 @@ from olmo_hf.args import RunArgs
 from olmo_hf.callbacks.args import callbacks_problems
 from olmo_hf.errors import ConfigError
 from olmo_hf.evaluation.args import evaluation_problems
-from olmo_hf.settings.problems import Problems, shown
+from olmo_hf.model.presets import PRESETS
+from olmo_hf.settings.problems import Problems, nearest, shown
 from olmo_hf.training.durations import parse_duration
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -43,6 +44,10 @@ def check_model(run: RunArgs) -> Iterator[str]:
         yield "model.init_from: the checkpoint says the architecture; remove `model.preset` and `model.config`"
     elif model.init_from is None and model.preset is None and not model.config:
         yield "model.preset: not given; name a size such as olmo2_7b, or give `model.config` or `model.init_from`"
+    if model.preset is not None and model.preset not in PRESETS:
+        guess = nearest(model.preset, PRESETS)
+        remedy = f"did you mean {guess!r}?" if guess else "choose one, or give `model.config`"
+        yield f"model.preset: found {shown(model.preset)}, expected one of {', '.join(PRESETS)}; {remedy}"
 
 
 def check_data(run: RunArgs) -> Iterator[str]:

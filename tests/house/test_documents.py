@@ -1,0 +1,119 @@
+"""What the README and the guide say is there, and what is generated is up to date."""
+
+import argparse
+import importlib
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from olmo_hf.config_file import load_run
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+# Stands for files of the reader's own.
+READERS_OWN = ("my_texts", "corpus.jsonl", "CONFIG.yaml", "data/", "runs/")
+
+
+def commands() -> list[tuple[str, str]]:
+    """Page and line of every shell command in a fenced block."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
+            for line in block.strip().split("\n"):
+                if line.strip() and not line.startswith("#"):
+                    found.append((page.name, line.strip()))
+    return sorted(set(found))
+
+
+def check_make(words: list[str]) -> None:
+    targets = re.findall(r"^([a-z_-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert words
+    assert set(words) <= set(targets)
+
+
+def check_launch(words: list[str]) -> None:
+    assert words[0] == "launch"
+    script = words.index("train_hf.py")
+    if "--config_file" in words:
+        assert (ROOT / words[words.index("--config_file") + 1]).is_file()
+    config, *overrides = words[script + 1 :]
+    if config not in READERS_OWN:
+        load_run(ROOT / config, [word for word in overrides if word not in ("--dry_run", "--dry-run")])
+
+
+def check_verb(words: list[str]) -> None:
+    if words[0] == "COMMAND":
+        return
+    module = importlib.import_module(f"olmo_hf.cli.{words[0].replace('-', '_')}")
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    if "--help" not in words:
+        parser.parse_args(words[1:])
+
+
+def check_python(words: list[str]) -> None:
+    assert words[0].startswith("-") or (ROOT / words[0]).is_file()
+
+
+CHECKS = {
+    "make": check_make,
+    "accelerate": check_launch,
+    "olmo-hf": check_verb,
+    "python": check_python,
+    "lm_eval": lambda words: None,
+    "source": lambda words: None,
+    "mkdocs": lambda words: None,
+}
+
+
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_every_command_exists(page, line):
+    program, *words = shlex.split(re.sub(r'"\$\(.*\)"', "STDLIB", line))
+    assert program in CHECKS, f"{page}: how is `{program}` checked?"
+    CHECKS[program](words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_named_files_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for name in re.findall(r"`((?:olmo_hf|tests|configs|accelerate_configs|examples|docs)/[^`*\s]*)`", text):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_the_two_commands_of_the_readme_are_what_ci_runs():
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "make test" in script
+    assert "```bash\nmake quickstart\nmake test\n```" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_generated_pages_are_up_to_date():
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    stale = [page.name for page, text in module.pages().items() if page.read_text(encoding="utf-8") != text]
+    assert not stale, "run `make docs`"
+
+
+def test_constraints_hold_every_package_that_setup_names():
+    """A fresh set-up must not choose a version by itself."""
+    declared = (ROOT / "setup.py").read_text(encoding="utf-8")
+    pinned = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().split("\n") if line and line[0] != "#"
+    )
+    names = {name.lower().replace("_", "-") for name in pinned}
+    assert all("+" not in version for version in pinned.values()), "a local build is on one machine only"
+    required = re.search(r"install_requires=\[(.*?)\]", declared, re.S)
+    dev = re.search(r'"dev": \[(.*?)\]', declared, re.S)
+    assert required is not None
+    assert dev is not None
+    for requirement in re.findall(r'"([A-Za-z0-9_.-]+)', required[1] + dev[1]):
+        assert requirement.lower().replace("_", "-") in names, f"{requirement} is not in constraints.txt"

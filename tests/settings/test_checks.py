@@ -1,0 +1,55 @@
+"""Rules between fields, on runs that are built directly; `tests/test_config_file.py` reaches them from YAML."""
+
+import dataclasses
+
+import pytest
+
+from olmo_hf.args import RunArgs
+from olmo_hf.data.args import DataArgs
+from olmo_hf.model.args import ModelArgs
+from olmo_hf.settings import checks
+from olmo_hf.settings.problems import Problems
+from olmo_hf.training.args import SchedulerArgs, TrainingArgs
+
+GOOD = RunArgs(
+    name="a",
+    model=ModelArgs(preset="olmo2_tiny"),
+    data=DataArgs(paths=("a.npy",)),
+    training=TrainingArgs(max_duration=1, global_train_batch_size=1),
+)
+
+
+def sentences(run: RunArgs, known: tuple[str, ...] = ()) -> list[str]:
+    problems = Problems()
+    for key in known:
+        problems.add(key, f"{key}: known")
+    checks.check_run(run, problems)
+    return problems.sentences[len(known) :]
+
+
+def test_a_good_run_has_no_problem():
+    assert sentences(GOOD) == []
+
+
+def test_a_key_with_a_problem_gets_no_second_one():
+    run = dataclasses.replace(GOOD, name="")
+    assert len(sentences(run)) == 1
+    assert sentences(run, known=("name",)) == []
+
+
+def test_an_unknown_preset_names_the_nearest():
+    (sentence,) = sentences(dataclasses.replace(GOOD, model=ModelArgs(preset="olmo2_tyni")))
+    assert sentence.endswith("did you mean 'olmo2_tiny'?")
+
+
+@pytest.mark.parametrize("key", checks._AT_LEAST)
+def test_every_range_names_a_field_and_its_bound_holds(key):
+    section, *inner, name = key.split(".")
+    for value, is_good in ((checks._AT_LEAST[key], True), (checks._AT_LEAST[key] - 1, False)):
+        block = getattr(GOOD, section)
+        if inner:
+            block = dataclasses.replace(block, scheduler=dataclasses.replace(SchedulerArgs(), **{name: value}))
+        else:
+            block = dataclasses.replace(block, **{name: value})
+        found = list(checks.check_ranges(dataclasses.replace(GOOD, **{section: block})))
+        assert [sentence.partition(":")[0] for sentence in found] == ([] if is_good else [key])
