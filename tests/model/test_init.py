@@ -110,34 +110,37 @@ def test_building_on_meta_and_filling_later_gives_the_same(tmp_path):
 UNEVEN = TINY | {"vocab_size": 2 * ROWS_PER_BLOCK + 101, "intermediate_size": 67, "attention_bias": True}
 
 
-def worker(rank, folder):
+def worker(rank, folder, mesh_shape):
     torch.set_num_threads(1)
-    timeout = timedelta(seconds=120)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=4, timeout=timeout
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=math.prod(mesh_shape),
+        timeout=timedelta(seconds=120),
     )
-    meshes = {
-        "fsdp": init_device_mesh("cpu", (4,)),
-        "hsdp": init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")),
-    }
-    for kind, mesh in meshes.items():
-        model = build_model(ModelArgs(config=UNEVEN), seed=7, device="meta")
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        model.to_empty(device="cpu")
-        initialize_weights(model, seed=7)
-        whole = {name: parameter.full_tensor().detach() for name, parameter in model.named_parameters()}
-        if rank == 0:
-            save_file(whole, f"{folder}/{kind}.safetensors")
+    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("replicate", "shard")[-len(mesh_shape) :])
+    model = build_model(ModelArgs(config=UNEVEN), seed=7, device="meta")
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device="cpu")
+    initialize_weights(model, seed=7)
+    whole = {name: parameter.full_tensor().detach() for name, parameter in model.named_parameters()}
+    if rank == 0:
+        save_file(whole, f"{folder}/whole.safetensors")
     dist.destroy_process_group()
 
 
-def test_every_sharding_starts_from_the_same_weights(tmp_path):
-    mp.start_processes(worker, args=(str(tmp_path),), nprocs=4, start_method="spawn")
+@pytest.mark.parametrize(
+    "mesh_shape",
+    [(2,), pytest.param((3,), marks=pytest.mark.slow), pytest.param((2, 2), marks=pytest.mark.slow)],
+    ids=["fsdp2", "fsdp3", "hsdp"],
+)
+def test_every_sharding_starts_from_the_same_weights(tmp_path, mesh_shape):
+    mp.start_processes(worker, args=(str(tmp_path), mesh_shape), nprocs=math.prod(mesh_shape), start_method="spawn")
     expected = dict(build_model(ModelArgs(config=UNEVEN), seed=7).named_parameters())
-    for kind in ("fsdp", "hsdp"):
-        found = load_file(tmp_path / f"{kind}.safetensors")
-        assert found.keys() == expected.keys()
-        for name, parameter in expected.items():
-            assert torch.equal(found[name], parameter), (kind, name)
+    found = load_file(tmp_path / "whole.safetensors")
+    assert found.keys() == expected.keys()
+    for name, parameter in expected.items():
+        assert torch.equal(found[name], parameter), name
