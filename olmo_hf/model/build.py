@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import is_flash_attn_2_available
@@ -148,14 +149,19 @@ def _create(config: OlmoHfConfig, seed: int, device: str) -> OlmoHfForCausalLM:
 
 
 def _load(init_from: str | None, config: OlmoHfConfig) -> OlmoHfForCausalLM:
-    # fp32 whatever the file holds: updates smaller than a bf16 step would vanish without fp32 master weights.
-    loaded: Any = OlmoHfForCausalLM.from_pretrained(
-        init_from,
-        config=config,
-        dtype=torch.float32,
-        attn_implementation=config._attn_implementation,
-        output_loading_info=True,
-    )
+    try:
+        loaded: Any = OlmoHfForCausalLM.from_pretrained(
+            init_from,
+            config=config,
+            dtype=torch.float32,  # updates smaller than a bf16 step would vanish without fp32 master weights
+            attn_implementation=config._attn_implementation,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, with the rest
+        )
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"model.init_from: the weights in {init_from} cannot be read ({_last_line(error)}); choose a whole checkpoint"
+        ) from error
     model, info = loaded
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     found = [f"{kind.replace('_', ' ')}: {', '.join(names[:5])}" for kind, names in wrong.items() if names]

@@ -80,7 +80,7 @@ def test_rope_in_full_precision_or_not():
 
 @pytest.mark.parametrize("name", sorted({key.split(".")[0] for key in load_file(GOLDEN / "bf16.safetensors")}))
 def test_bf16_of_the_original(name):
-    """The original's bf16 logits are 0.01 to 0.06 from its fp32 ones; two bf16 runs may be that far from each other."""
+    """The original's bf16 logits are 0.01 to 0.06 from its fp32 ones; two bf16 runs may differ that much."""
     stored = load_file(GOLDEN / "bf16.safetensors")
     variant = load_variant(name)
     with torch.no_grad():
