@@ -5,6 +5,8 @@ from typing import Literal
 
 TokenDtype = Literal["uint8", "uint16", "uint32", "uint64"]
 
+OrderName = Literal["shuffle", "permutation", "random_offsets"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceFilterArgs:
@@ -33,6 +35,10 @@ class DataArgs:
     label_mask_paths: tuple[str, ...] = ()
     """One file of booleans (one byte per token) per token file: True is trained on."""
 
+    cache_dir: str | None = None
+    """Local directory into which remote files are copied whole before training. None: they are read over the network,
+    stretch by stretch."""
+
     sequence_length: int = 2048
     """Tokens per instance."""
 
@@ -41,6 +47,15 @@ class DataArgs:
 
     shuffle: bool = True
     """False reads the instances in file order."""
+
+    order: OrderName = "shuffle"
+    """`shuffle`: the original's order, a table of all instances made once per epoch. `permutation`: another order of
+    the same kind, computed without a table, for any number of instances. `random_offsets`: every instance begins at a
+    random token, drawn with replacement; there are no epochs."""
+
+    index_dir: str | None = None
+    """Directory for the tables of `shuffle`, on a disk of each machine. None: in memory, or for more than 16 million
+    instances under `HF_HOME`."""
 
     instance_filter: InstanceFilterArgs | None = None
     """Presence turns the repetition filter on."""

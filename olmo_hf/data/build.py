@@ -7,6 +7,7 @@ from olmo_hf.data.checks import TokenLimits, check_data, resolve_files
 from olmo_hf.data.collator import DataCollator
 from olmo_hf.data.memmap import MemMapDataset
 from olmo_hf.data.order import DataPosition, OrderedDataset
+from olmo_hf.data.order_index import default_index_dir
 from olmo_hf.errors import DataError
 
 
@@ -46,6 +47,8 @@ def build_train_data(
         shuffle=args.shuffle,
         global_batch_size=global_train_batch_size,
         start=start,
+        order=args.order,
+        index_dir=default_index_dir(len(dataset)) if args.index_dir is None else args.index_dir,
     )
     return ordered, build_collator(pad_token_id)
 
@@ -72,6 +75,8 @@ def _build_dataset(
     args: DataArgs, *, limits: TokenLimits, pad_token_id: int | None, global_batch_size: int | None
 ) -> MemMapDataset:
     problems = check_data(args, limits=limits, global_batch_size=global_batch_size)
+    if args.order != "shuffle" and not args.shuffle:
+        problems.append(f"data.order: found {args.order!r} with data.shuffle: false; remove one of them")
     if args.document_masking and limits.eos_token_id is None:
         problems.append(
             "data.document_masking: needs the end-of-text id, and neither the tokenizer nor the model names one; set "
@@ -89,6 +94,7 @@ def _build_dataset(
         pad_token_id=pad_token_id,
         instance_filter=args.instance_filter,
         generate_doc_lens=args.document_masking,
+        instance_stride_tokens=1 if args.order == "random_offsets" else None,
     )
 
 

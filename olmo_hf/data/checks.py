@@ -12,11 +12,13 @@ import numpy as np
 
 from olmo_hf.data.args import DataArgs
 from olmo_hf.data.manifest import Manifest, ManifestFile, file_sha256, read_manifest
+from olmo_hf.data.remote import fetch, is_remote
 from olmo_hf.data.token_files import (
     TOKEN_DTYPES,
     TokenFile,
     TokenReader,
     expand_paths,
+    num_instances,
     open_token_file,
     token_dtype,
 )
@@ -75,7 +77,7 @@ class ResolvedFiles:
 
 def manifest_beside(path: str) -> Manifest | None:
     """The manifest in the folder of a local token file."""
-    return None if "://" in path else read_manifest(os.path.dirname(path) or ".")
+    return None if is_remote(path) else read_manifest(os.path.dirname(path) or ".")
 
 
 def resolve_files(args: DataArgs) -> ResolvedFiles:
@@ -84,7 +86,7 @@ def resolve_files(args: DataArgs) -> ResolvedFiles:
     Raises:
         DataError: Nothing is listed, a glob matches nothing, or the type is neither set nor recorded.
     """
-    paths = expand_paths(args.paths)
+    paths = _local(expand_paths(args.paths), args.cache_dir)
     if not paths:
         raise DataError("data.paths: is empty; list token files or globs such as data/train/*.npy")
     dtype: str | None = args.token_dtype
@@ -95,7 +97,14 @@ def resolve_files(args: DataArgs) -> ResolvedFiles:
             raise DataError(f"data.token_dtype: is not set and {said}; set it to one of {', '.join(TOKEN_DTYPES)}")
         dtype = found.pop()
     token_dtype(dtype)
-    return ResolvedFiles(paths, expand_paths(args.label_mask_paths), dtype)
+    return ResolvedFiles(paths, _local(expand_paths(args.label_mask_paths), args.cache_dir), dtype)
+
+
+def _local(paths: list[str], cache_dir: str | None) -> list[str]:
+    """Paths to read from: remote ones are copied here when there is a directory for it."""
+    if cache_dir is None:
+        return paths
+    return [fetch(path, cache_dir) if is_remote(path) else path for path in paths]
 
 
 def check_data(
@@ -133,9 +142,11 @@ def check_data(
     problems += _mask_problems(files, opened)
     problems += _content_problems(opened, limits, full=args.check == "full")
     if not problems:
-        counts = {file.path: file.num_tokens // args.sequence_length for file in opened}
+        # Draws with replacement can fill any batch.
+        stride = 1 if args.order == "random_offsets" else args.sequence_length
+        counts = {file.path: num_instances(file.num_tokens, args.sequence_length, stride) for file in opened}
         instances = sum(counts[path] for path in files.paths)
-        needed = 1 if global_batch_size is None else global_batch_size
+        needed = 1 if global_batch_size is None or args.order == "random_offsets" else global_batch_size
         if instances < needed:
             problems.append(
                 f"data.paths: {instances:,} instances of {args.sequence_length:,} tokens, fewer than one global batch "
@@ -226,7 +237,7 @@ def _mask_problems(files: ResolvedFiles, opened: Sequence[TokenFile]) -> list[st
                 "expected one byte per token"
             )
             continue
-        head = np.fromfile(mask_path, np.uint8, HEAD_TOKENS, offset=mask.offset_bytes)
+        head = TokenReader().read(mask, 0, min(HEAD_TOKENS, mask.num_tokens)).view(np.uint8)
         if head.size and head.max() > 1:
             problems.append(f"{mask_path}: holds the byte {head.max()}, expected label flags of 0 or 1")
     return problems

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from olmo_hf.data.args import InstanceFilterArgs
 from olmo_hf.data.documents import document_lengths
 from olmo_hf.data.filters import keep_instance
-from olmo_hf.data.token_files import TokenFile, TokenReader, open_token_file
+from olmo_hf.data.token_files import TokenFile, TokenReader, num_instances, open_token_file
 from olmo_hf.data.token_files import token_dtype as dtype_of
 from olmo_hf.errors import DataError
 
@@ -49,6 +49,8 @@ class MemMapDataset(Dataset):
         generate_doc_lens: Items carry the lengths of their documents.
         generate_attention_mask: Items carry a mask that is 0 at pad tokens.
         metadata: One dictionary for all files, or one per file. None: items carry none.
+        instance_stride_tokens: Distance between the beginnings of two instances. None: `sequence_length`; 1 makes
+            every token the beginning of one.
 
     Raises:
         DataError: A file cannot be used; all problems are in the message.
@@ -67,6 +69,7 @@ class MemMapDataset(Dataset):
         generate_doc_lens: bool = False,
         generate_attention_mask: bool = False,
         metadata: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        instance_stride_tokens: int | None = None,
     ):
         if generate_doc_lens and eos_token_id is None:
             raise DataError("document lengths need the end-of-text id, and the tokenizer gives none")
@@ -83,7 +86,8 @@ class MemMapDataset(Dataset):
         self._metadata = _metadata_per_file(metadata, len(self.paths))
         self._files = _open_all(self.paths, dtype_of(token_dtype))
         self._masks = _open_masks(label_mask_paths, self._files)
-        counts = [file.num_tokens // sequence_length for file in self._files]
+        self.instance_stride_tokens = sequence_length if instance_stride_tokens is None else instance_stride_tokens
+        counts = [num_instances(file.num_tokens, sequence_length, self.instance_stride_tokens) for file in self._files]
         self._first_instance = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])  # (files + 1,)
         self._reader = TokenReader()
 
@@ -95,11 +99,6 @@ class MemMapDataset(Dataset):
         """First instance of each file, and the one behind its last."""
         return list(itertools.pairwise(self._first_instance.tolist()))
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in all instances (dropped tails do not count)."""
-        return len(self) * self.sequence_length
-
     def locate(self, index: int) -> InstanceLocation:
         """File and place of an instance.
 
@@ -110,7 +109,7 @@ class MemMapDataset(Dataset):
             raise IndexError(f"instance {index} of {len(self)}")
         index = int(index) % len(self)
         file_index = int(np.searchsorted(self._first_instance, index, side="right")) - 1
-        offset_tokens = (index - int(self._first_instance[file_index])) * self.sequence_length
+        offset_tokens = (index - int(self._first_instance[file_index])) * self.instance_stride_tokens
         return InstanceLocation(self.paths[file_index], file_index, offset_tokens)
 
     def __getitem__(self, index: int) -> dict[str, Any]:

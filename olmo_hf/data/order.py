@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from olmo_hf.data.epoch_order import global_indices
+from olmo_hf.data.args import OrderName
+from olmo_hf.data.epoch_order import drawn, global_indices, permuted
 from olmo_hf.data.memmap import MemMapDataset
+from olmo_hf.data.order_index import open_index
 from olmo_hf.errors import DataError
 
 
@@ -54,6 +56,10 @@ def advance(position: DataPosition, steps: int, *, global_batch_size: int, num_i
     return DataPosition(position.epoch + 1 + whole_epochs, (rest + 1) * global_batch_size)
 
 
+ENDLESS = 2**62
+"""Instances of the only epoch of an order that draws with replacement."""
+
+
 class OrderedDataset(Dataset):
     """A data set read in the order of a run, from `start` on and through the epochs without end.
 
@@ -67,27 +73,41 @@ class OrderedDataset(Dataset):
         shuffle: False reads the instances in file order.
         global_batch_size: Instances of an optimizer step over all ranks; an epoch ends with its last whole batch.
         start: Where the run begins or continues.
+        order: `shuffle`, the original's; `permutation`, computed place by place without a table; `random_offsets`,
+            independent draws without epochs.
+        index_dir: Directory in which shuffled orders are kept and memory-mapped, shared by all processes of a
+            machine. None: each process holds the order in memory.
 
     Raises:
         DataError: The data set is smaller than one global batch, or `start` lies behind its end.
     """
 
     def __init__(
-        self, dataset: MemMapDataset, *, seed: int, shuffle: bool, global_batch_size: int, start: DataPosition
+        self,
+        dataset: MemMapDataset,
+        *,
+        seed: int,
+        shuffle: bool,
+        global_batch_size: int,
+        start: DataPosition,
+        order: OrderName = "shuffle",
+        index_dir: str | None = None,
     ):
         self.dataset = dataset
         self.seed = seed
         self.shuffle = shuffle
         self.global_batch_size = global_batch_size
         self.start = start
-        self.num_instances = len(dataset)
+        self.order = order
+        self.index_dir = index_dir
+        self.num_instances = len(dataset) if order != "random_offsets" else ENDLESS
         _check_batch(global_batch_size, self.num_instances)
         if start.instances > self.num_instances:
             raise DataError(
                 f"the run was {start.instances:,} instances into its epoch, but the data hold {self.num_instances:,}; "
                 "these are not the data it was started with. Restore data.paths, or begin a new run"
             )
-        self._orders: dict[int, np.ndarray] = {}
+        self._tables: dict[int, np.ndarray] = {}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -109,8 +129,8 @@ class OrderedDataset(Dataset):
         return (self.num_instances - self.start.instances) // self.global_batch_size * self.global_batch_size
 
     def __getstate__(self) -> dict[str, Any]:
-        # Orders are recomputed where they are needed; sending them to every worker would cost more.
-        return {**self.__dict__, "_orders": {}}
+        # Tables are made where they are needed; sending them to every worker would cost more.
+        return {**self.__dict__, "_tables": {}}
 
     def position(self, offset: int) -> DataPosition:
         """Epoch and place in it of the instance `offset` behind the start.
@@ -127,34 +147,47 @@ class OrderedDataset(Dataset):
 
     def instance_ids(self, first: int, last: int) -> np.ndarray:
         """Ids of the instances `[first, last)` behind the start, int64."""
-        pieces = []
+        pieces = [np.empty(0, np.int64)]
         while first < last:
             place = self.position(first)
-            in_epoch = len(self) if place.epoch == self.start.epoch else self.steps_per_epoch * self.global_batch_size
-            end = in_epoch + (self.start.instances if place.epoch == self.start.epoch else 0)
-            count = min(last - first, end - place.instances)
-            pieces.append(self._order(place.epoch)[place.instances : place.instances + count].astype(np.int64))
+            # From here to the end of this epoch the places run on.
+            run = len(self) if place.epoch == self.start.epoch else self.steps_per_epoch * self.global_batch_size
+            begin = self.start.instances if place.epoch == self.start.epoch else 0
+            count = min(last - first, begin + run - place.instances)
+            pieces.append(self._ids(place.epoch, np.arange(place.instances, place.instances + count)))
             first += count
-        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+        return np.concatenate(pieces)
 
     def __getitem__(self, offset: int) -> dict[str, Any]:
         return self.__getitems__([offset])[0]
 
     def __getitems__(self, offsets: Sequence[int]) -> list[dict[str, Any]]:
-        ids = [self._instance_id(offset) for offset in offsets]
-        items = self.dataset.__getitems__(ids)
-        for item, instance_id in zip(items, ids, strict=True):
+        positions = [self.position(offset) for offset in offsets]
+        places = np.array([position.instances for position in positions])
+        epochs = np.array([position.epoch for position in positions])
+        ids = np.empty(len(positions), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            ids[epochs == epoch] = self._ids(epoch, places[epochs == epoch])
+        items = self.dataset.__getitems__(ids.tolist())
+        for item, instance_id in zip(items, ids.tolist(), strict=True):
             item["index"] = instance_id
         return items
 
-    def _instance_id(self, offset: int) -> int:
-        place = self.position(offset)
-        return int(self._order(place.epoch)[place.instances])
-
-    def _order(self, epoch: int) -> np.ndarray:
-        if epoch not in self._orders:
+    def _ids(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """Ids at some places of an epoch, int64."""
+        if self.order == "random_offsets":
+            return drawn(places, len(self.dataset), seed=self.seed)
+        if self.order == "permutation":
+            return permuted(places, self.num_instances, seed=self.seed, epoch=epoch)
+        if epoch not in self._tables:
             # Two epochs are in use at once around their border, never more.
-            if len(self._orders) == 2:
-                del self._orders[min(self._orders)]
-            self._orders[epoch] = global_indices(self.num_instances, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
-        return self._orders[epoch]
+            if len(self._tables) == 2:
+                del self._tables[min(self._tables)]
+            self._tables[epoch] = self._table(epoch)
+        return self._tables[epoch][places].astype(np.int64)
+
+    def _table(self, epoch: int) -> np.ndarray:
+        """The order of a whole epoch."""
+        if self.index_dir is None or not self.shuffle:
+            return global_indices(self.num_instances, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
+        return open_index(self.index_dir, self.num_instances, seed=self.seed, epoch=epoch)

@@ -5,15 +5,17 @@ NumPy wrote with a header is recognised and its header skipped; it is never read
 """
 
 import glob
+import io
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
 
+from olmo_hf.data.remote import describe_remote, glob_remote, is_remote, read_remote
 from olmo_hf.errors import DataError
 
 TOKEN_DTYPES = {"uint8": 255, "uint16": 2**16 - 1, "uint32": 2**32 - 1, "uint64": 2**64 - 1}
@@ -35,6 +37,7 @@ class TokenFile:
         offset_bytes: Where the tokens begin (behind a NumPy header, else 0).
         num_tokens: How many there are.
         size_bytes: Size of the whole file.
+        identity: For a remote file, a mark that changes with its content ("" where there is none).
     """
 
     path: str
@@ -42,6 +45,7 @@ class TokenFile:
     offset_bytes: int
     num_tokens: int
     size_bytes: int
+    identity: str = ""
 
 
 def token_dtype(name: str) -> np.dtype:
@@ -55,6 +59,11 @@ def token_dtype(name: str) -> np.dtype:
     return np.dtype(name).newbyteorder("<")
 
 
+def num_instances(num_tokens: int, sequence_length: int, stride_tokens: int) -> int:
+    """Instances in a file of `num_tokens`."""
+    return 0 if num_tokens < sequence_length else (num_tokens - sequence_length) // stride_tokens + 1
+
+
 def expand_paths(patterns: Iterable[str]) -> list[str]:
     """Files named by paths and globs: patterns in their order, the matches of each sorted, repetitions kept.
 
@@ -64,19 +73,27 @@ def expand_paths(patterns: Iterable[str]) -> list[str]:
     """
     paths: list[str] = []
     for pattern in patterns:
-        if "://" not in pattern and os.path.isdir(pattern):
+        if not is_remote(pattern) and os.path.isdir(pattern):
             raise DataError(f"{pattern}: is a directory, expected token files; write {pattern.rstrip('/')}/*.npy")
-        # A file whose own name has brackets is meant literally.
-        if "://" in pattern or not any(c in pattern for c in GLOB_CHARACTERS) or os.path.exists(pattern):
+        if not any(c in pattern for c in GLOB_CHARACTERS) or _is_literal(pattern):
             paths.append(pattern)
             continue
-        matches = sorted(p for p in glob.glob(pattern, recursive=True) if os.path.isfile(p))
+        if is_remote(pattern):
+            matches = glob_remote(pattern)
+        else:
+            matches = sorted(p for p in glob.glob(pattern, recursive=True) if os.path.isfile(p))
         if not matches:
-            raise DataError(
-                f"{pattern}: matches no file (looked from {os.getcwd()}); correct data.paths or prepare the data"
-            )
+            where = "" if is_remote(pattern) else f" (looked from {os.getcwd()})"
+            raise DataError(f"{pattern}: matches no file{where}; correct data.paths or prepare the data")
         paths.extend(matches)
     return paths
+
+
+def _is_literal(pattern: str) -> bool:
+    """Whether glob characters are meant literally: a file's own name has them, or they begin a URL's query."""
+    if pattern.startswith(("http://", "https://")):
+        return not any(c in pattern.partition("?")[0] for c in GLOB_CHARACTERS)
+    return not is_remote(pattern) and os.path.exists(pattern)
 
 
 def read_npy_header(stream: BinaryIO, path: str) -> tuple[np.dtype, int] | None:
@@ -101,16 +118,24 @@ def read_npy_header(stream: BinaryIO, path: str) -> tuple[np.dtype, int] | None:
     return dtype, stream.tell()
 
 
+HEADER_BYTES = 4_096
+"""Read of a remote file to see whether it has a header; the headers of one-dimensional arrays take 128."""
+
+
 def open_token_file(path: str, dtype: np.dtype) -> TokenFile:
     """Looks at a file's size and header.
 
     Args:
-        path: A local file.
+        path: A local file, or a remote one.
         dtype: The type its tokens are said to have.
 
     Raises:
         DataError: The file is missing, unreadable, of another type, or not a whole number of tokens.
     """
+    if is_remote(path):
+        size_bytes, identity = describe_remote(path)
+        head = io.BytesIO(read_remote(path, 0, min(HEADER_BYTES, size_bytes), identity) if size_bytes else b"")
+        return replace(describe_token_file(path, dtype, size_bytes, read_npy_header(head, path)), identity=identity)
     try:
         size_bytes = os.path.getsize(path)
         with open(path, "rb") as stream:
@@ -141,11 +166,12 @@ class TokenReader:
 
     Positioned reads rather than a memory map: a file that shrinks or a disk that fails then gives an error with the
     file's name, where a map would end the process with a bus error. The bytes come from the same page cache.
-    Pickles without its open files; every process opens its own.
+    Pickles without its open files; every process opens its own. Remote files are read over their protocol.
     """
 
     def __init__(self) -> None:
         self._descriptors: OrderedDict[str, int] = OrderedDict()
+        self._confirmed: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -164,11 +190,15 @@ class TokenReader:
             DataError: The file cannot be read, or is not the one that was opened at the start.
         """
         size_bytes = num_tokens * file.dtype.itemsize
+        first_byte = file.offset_bytes + first_token * file.dtype.itemsize
+        if is_remote(file.path):
+            self._confirm(file)
+            return np.frombuffer(read_remote(file.path, first_byte, size_bytes, file.identity), file.dtype)
         try:
             descriptor = self._descriptors.get(file.path)
             if descriptor is None:
                 descriptor = self._open(file)
-            content = os.pread(descriptor, size_bytes, file.offset_bytes + first_token * file.dtype.itemsize)
+            content = os.pread(descriptor, size_bytes, first_byte)
         except OSError as error:
             raise DataError(
                 f"{file.path}: tokens from {first_token:,} on cannot be read ({error.strerror or error})"
@@ -179,6 +209,15 @@ class TokenReader:
                 "it was changed while in use. Restore it and start again"
             )
         return np.frombuffer(content, file.dtype)
+
+    def _confirm(self, file: TokenFile) -> None:
+        """Asks once in every process whether a remote file is still the one that was opened at the start."""
+        if self._confirmed.get(file.path) == os.getpid():
+            return
+        size_bytes, identity = describe_remote(file.path)
+        if (size_bytes, identity) != (file.size_bytes, file.identity):
+            raise DataError(f"{file.path}: was changed since the start. Restore it and start again")
+        self._confirmed[file.path] = os.getpid()
 
     def _open(self, file: TokenFile) -> int:
         descriptor = os.open(file.path, os.O_RDONLY)

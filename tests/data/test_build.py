@@ -96,3 +96,26 @@ def test_evaluation_reads_in_file_order(tmp_path: Path) -> None:
     batch = collator(data.__getitems__([0, 1]))
     assert batch["input_ids"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert batch["labels"].tolist() == batch["input_ids"].tolist()
+
+
+def test_orders_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.bin", np.arange(400))
+
+    def ids(**more):
+        args = DataArgs(paths=(path,), token_dtype="uint16", sequence_length=4, **more)
+        return train(args)[0].instance_ids(0, 100).tolist()
+
+    assert sorted(ids()) == sorted(ids(order="permutation")) == list(range(100))
+    assert ids() != ids(order="permutation")
+    assert max(ids(order="random_offsets")) > 100
+    assert ids(index_dir=str(tmp_path / "index")) == ids()
+    assert list((tmp_path / "index").glob("*.u32"))
+    with pytest.raises(DataError, match=r"data\.order: found 'permutation' with data\.shuffle: false"):
+        ids(order="permutation", shuffle=False)
+
+
+def test_random_offsets_need_only_one_instance(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.bin", np.arange(5))
+    args = DataArgs(paths=(path,), token_dtype="uint16", sequence_length=4, order="random_offsets")
+    data, _ = train(args, global_train_batch_size=64)
+    assert set(data.instance_ids(0, 64).tolist()) == {0, 1}

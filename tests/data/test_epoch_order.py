@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olmo_hf.data.epoch_order import even_out, global_indices, rank_indices
+from olmo_hf.data.epoch_order import drawn, even_out, global_indices, permuted, rank_indices
 
 FOLDER = Path(__file__).parents[1] / "golden" / "03_data_order"
 SMALL = json.loads((FOLDER / "small.json").read_text())
@@ -69,3 +69,64 @@ def test_the_originals_refusals() -> None:
         if "max_examples" in case:
             with pytest.raises(ValueError, match="no multiple of the 4 ranks"):
                 rank_indices(np.arange(case["n"]), rank=0, world_size=4, max_examples=case["max_examples"])
+
+
+@pytest.mark.parametrize("seed", [0, 6198])
+def test_the_permutation_is_one_for_every_size(seed: int) -> None:
+    for n in (*range(1, 300), 1_023, 1_024, 1_025, 65_537, 1_000_003):
+        ids = permuted(np.arange(n), n, seed=seed, epoch=3)
+        assert np.array_equal(np.sort(ids), np.arange(n)), n
+
+
+def test_the_permutation_needs_no_table_at_any_size() -> None:
+    n = 2**40 + 12_345
+    places = np.array([0, 1, 2**33, n - 2, n - 1])
+    ids = permuted(places, n, seed=1, epoch=0)
+    assert np.unique(ids).size == 5
+    assert ((ids >= 0) & (ids < n)).all()
+    # One by one or together, the same.
+    assert [permuted(places[i : i + 1], n, seed=1, epoch=0)[0] for i in range(5)] == ids.tolist()
+
+
+def test_all_arrangements_of_four_are_equally_likely() -> None:
+    counts: dict[tuple[int, ...], int] = {}
+    draws = 4_800
+    for seed in range(draws):
+        order = tuple(permuted(np.arange(4), 4, seed=seed, epoch=0).tolist())
+        counts[order] = counts.get(order, 0) + 1
+    assert len(counts) == 24
+    # Chi-square with 23 degrees of freedom exceeds 49.7 once in a thousand times.
+    assert sum((c - 200) ** 2 / 200 for c in counts.values()) < 49.7
+
+
+def test_the_permutation_looks_random() -> None:
+    n = 200_000
+    ids = permuted(np.arange(n), n, seed=5, epoch=0)
+    # Where places of a tenth go: chi-square of a 10 x 10 table has 81 degrees of freedom, 126 once in a thousand.
+    table = np.histogram2d(np.arange(n), ids, bins=10)[0]
+    assert ((table - n / 100) ** 2 / (n / 100)).sum() < 126
+    # Neighbours are unrelated, and so are the same places of two epochs: five standard deviations of a correlation.
+    other = permuted(np.arange(n), n, seed=5, epoch=1)
+    assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 5 / np.sqrt(n)
+    assert abs(np.corrcoef(ids, other)[0, 1]) < 5 / np.sqrt(n)
+    # Fixed points of a random permutation: one on average.
+    assert np.count_nonzero(ids == np.arange(n)) < 10
+    assert np.count_nonzero(ids == other) < 10
+    # Runs up: 99,999.5 rises among the neighbours, standard deviation sqrt((n + 1) / 12) = 129.
+    assert abs(np.count_nonzero(np.diff(ids) > 0) - (n - 1) / 2) < 5 * 129
+
+
+def test_seed_and_epoch_do_not_stand_for_each_other() -> None:
+    # In the shuffled order seed 5 epoch 1 is seed 6 epoch 0; here every pair is its own.
+    orders = {tuple(permuted(np.arange(50), 50, seed=s, epoch=e).tolist()) for s in range(5) for e in range(5)}
+    assert len(orders) == 25
+
+
+def test_draws_are_uniform_and_repeatable() -> None:
+    ids = drawn(np.arange(100_000), 1_000, seed=1)
+    assert np.array_equal(drawn(np.array([99_999]), 1_000, seed=1), ids[-1:])
+    counts = np.bincount(ids, minlength=1_000)
+    # Chi-square with 999 degrees of freedom: mean 999, standard deviation 44.7.
+    assert abs(((counts - 100) ** 2 / 100).sum() - 999) < 5 * 44.7
+    assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 5 / np.sqrt(100_000)
+    assert not np.array_equal(ids, drawn(np.arange(100_000), 1_000, seed=2))

@@ -159,3 +159,58 @@ def test_pickle_leaves_the_orders_behind(tmp_path: Path) -> None:
     content = pickle.dumps(data)
     assert len(content) < 3_000
     assert pickle.loads(content)[0]["index"] == first
+
+
+def test_an_order_on_disk_is_the_order_in_memory(tmp_path: Path) -> None:
+    dataset = numbered(tmp_path, 41)
+    kept = OrderedDataset(
+        dataset,
+        seed=7,
+        shuffle=True,
+        global_batch_size=8,
+        start=DataPosition(0, 8),
+        index_dir=str(tmp_path / "index"),
+    )
+    assert kept.instance_ids(0, 100).tolist() == ordered(dataset, DataPosition(0, 8), 8).instance_ids(0, 100).tolist()
+    assert len(list((tmp_path / "index").glob("*.u32"))) == 3
+
+
+def test_permutation_restarts_and_covers_like_the_shuffle(tmp_path: Path) -> None:
+    dataset = numbered(tmp_path, 41)
+
+    def permutation(start: DataPosition) -> OrderedDataset:
+        return OrderedDataset(dataset, seed=7, shuffle=True, global_batch_size=8, start=start, order="permutation")
+
+    whole = permutation(DataPosition())
+    assert whole.steps_per_epoch == 5
+    for epoch in range(2):
+        assert np.unique(whole.instance_ids(40 * epoch, 40 * epoch + 40)).size == 40
+    again = permutation(advance(DataPosition(), 7, global_batch_size=8, num_instances=41))
+    assert again.instance_ids(0, 80).tolist() == whole.instance_ids(56, 136).tolist()
+    assert [item["index"] for item in whole.__getitems__([39, 40, 3])] == [
+        int(whole.instance_ids(k, k + 1)[0]) for k in (39, 40, 3)
+    ]
+
+
+def test_random_offsets_have_no_epochs_and_restart(tmp_path: Path) -> None:
+    tokens = np.arange(1_000, dtype=np.uint16)
+    tokens.tofile(tmp_path / "train.bin")
+    dataset = MemMapDataset(
+        [str(tmp_path / "train.bin")], sequence_length=16, token_dtype="uint16", instance_stride_tokens=1
+    )
+    assert len(dataset) == 1_000 - 16 + 1
+    assert dataset[984]["input_ids"].tolist() == list(range(984, 1_000))
+
+    def offsets(start: DataPosition) -> OrderedDataset:
+        return OrderedDataset(
+            dataset, seed=7, shuffle=True, global_batch_size=2_000, start=start, order="random_offsets"
+        )
+
+    whole = offsets(DataPosition())
+    ids = whole.instance_ids(0, 6_000)
+    assert all(whole[k]["input_ids"][0] == ids[k] for k in (0, 1, 5_999))
+    assert ids.min() < 10
+    assert ids.max() > 974
+    start = advance(DataPosition(), 2, global_batch_size=2_000, num_instances=whole.num_instances)
+    assert start == DataPosition(0, 4_000)
+    assert offsets(start).instance_ids(0, 2_000).tolist() == ids[4_000:].tolist()

@@ -1,0 +1,206 @@
+"""Token files that are not on this machine: sizes and stretches of bytes over fsspec, patiently.
+
+Every read asks for exact bytes and gets exactly those, or raises. What may pass (a lost connection, a server in
+trouble, an answer cut short) is tried again with growing pauses; what will not (no such file, no permission) is not.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from olmo_hf.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 6
+"""Times a read is tried before it is given up."""
+
+FIRST_PAUSE_SECONDS = 0.5
+"""Pause before the second attempt; each further one is twice as long."""
+
+FETCH_BYTES = 2**24
+"""Piece of a file that is fetched at once into the cache."""
+
+IDENTITY_KEYS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "Content-MD5",
+    "generation",
+    "Last-Modified",
+    "LastModified",
+    "mtime",
+    "oid",
+)
+"""What file systems call the mark that changes with a file's content; the first that is there is used."""
+
+T = TypeVar("T")
+
+
+class ShortReadError(OSError):
+    """A server gave another number of bytes than asked for."""
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path names a file over a protocol (`https://`, `s3://`, `gs://`, `hf://`, ...)."""
+    return "://" in path
+
+
+def _filesystem(path: str) -> tuple[Any, str]:
+    """The file system of a path, made anew after a fork, and the path in its words."""
+    import fsspec
+
+    try:
+        filesystem, inner = fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read here ({error}); pip install olmo-hf[remote]") from error
+    return filesystem, inner
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether trying again can help."""
+    if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
+        return False
+    # HTTP libraries tell the status; of the refusals only "too many requests" and "timeout" are worth waiting for.
+    status = getattr(error, "status", None)
+    if isinstance(status, int) and 400 <= status < 500:
+        return status in (408, 429)
+    return isinstance(error, (OSError, TimeoutError)) or type(error).__module__.partition(".")[0] in (
+        "aiohttp",
+        "botocore",
+        "gcsfs",
+        "httpx",
+        "huggingface_hub",
+    )
+
+
+def _patiently(path: str, what: str, attempt: Callable[[], T]) -> T:
+    """Runs `attempt` until it works or cannot.
+
+    Raises:
+        DataError: It failed for good, or too often.
+    """
+    pause_seconds = FIRST_PAUSE_SECONDS
+    for number in range(1, MAX_ATTEMPTS + 1):
+        try:
+            return attempt()
+        except DataError:
+            raise
+        except Exception as error:
+            status = getattr(error, "status", None)
+            if status == 412:
+                raise DataError(f"{path}: was changed while in use. Restore it and start again") from error
+            if not _may_pass(error) or number == MAX_ATTEMPTS:
+                times = f" in {number} attempts" if number > 1 else ""
+                said = str(error) or type(error).__name__
+                raise DataError(f"{path}: {what} cannot be read{times} ({said})") from error
+            logger.warning("%s: %s: %s; trying again in %.1f s", path, what, error or type(error), pause_seconds)
+            time.sleep(pause_seconds)
+            pause_seconds *= 2
+    raise AssertionError("the last attempt returns or raises")
+
+
+def describe_remote(path: str) -> tuple[int, str]:
+    """Size in bytes, and a mark that changes when the content does ("" where the protocol has none).
+
+    Raises:
+        DataError: The file is missing or its size is not told.
+    """
+
+    def attempt() -> dict[str, Any]:
+        filesystem, inner = _filesystem(path)
+        # A listing may be remembered from before the file changed.
+        filesystem.invalidate_cache()
+        return dict(filesystem.info(inner))
+
+    info = _patiently(path, "size", attempt)
+    if info.get("size") is None:
+        raise DataError(
+            f"{path}: the server does not tell its size, so it cannot be read in pieces; copy it here first"
+        )
+    identity = next((str(info[key]) for key in IDENTITY_KEYS if info.get(key)), "")
+    return int(info["size"]), identity
+
+
+def read_remote(path: str, first_byte: int, num_bytes: int, identity: str = "") -> bytes:
+    """Exactly `num_bytes` bytes of a file.
+
+    Args:
+        path: The file.
+        first_byte: Where they begin.
+        num_bytes: How many.
+        identity: The mark `describe_remote` gave; over HTTP a changed file is then refused by the server itself.
+
+    Raises:
+        DataError: They cannot be had.
+    """
+
+    def attempt() -> bytes:
+        filesystem, inner = _filesystem(path)
+        options: dict[str, Any] = {}
+        if identity.startswith('"') and path.startswith("http"):
+            options["headers"] = {"If-Match": identity}
+        content: bytes = filesystem.cat_file(inner, start=first_byte, end=first_byte + num_bytes, **options)
+        if len(content) > num_bytes:
+            raise DataError(
+                f"{path}: the server sends the whole file ({len(content):,} bytes), not the {num_bytes:,} asked for; "
+                "it cannot serve pieces, so copy the file here first"
+            )
+        if len(content) != num_bytes:
+            raise ShortReadError(f"{len(content):,} of {num_bytes:,} bytes came")
+        return content
+
+    return _patiently(path, f"bytes {first_byte:,} to {first_byte + num_bytes:,}", attempt)
+
+
+def glob_remote(pattern: str) -> list[str]:
+    """Files of a remote glob, sorted."""
+
+    def attempt() -> list[str]:
+        filesystem, inner = _filesystem(pattern)
+        return sorted(str(filesystem.unstrip_protocol(found)) for found in filesystem.glob(inner))
+
+    return _patiently(pattern, "the list of files", attempt)
+
+
+def fetch(path: str, cache_dir: str) -> str:
+    """Copies a remote file whole into a local directory, once, and says where it is.
+
+    Of many processes one copies and the others wait. The copy's name contains the mark of the content, so a changed
+    file is another copy. A copy that was cut off is continued.
+
+    Raises:
+        DataError: The file cannot be read, or the directory not written.
+    """
+    size_bytes, identity = describe_remote(path)
+    key = hashlib.sha256(f"{path}\n{size_bytes}\n{identity}".encode()).hexdigest()[:16]
+    target = Path(cache_dir) / f"{key}-{path.rstrip('/').rpartition('/')[2].partition('?')[0]}"
+    try:
+        if target.is_file() and target.stat().st_size == size_bytes:
+            return str(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target.with_name(f".{target.name}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.is_file():
+                _copy(path, target, size_bytes, identity)
+    except OSError as error:
+        raise DataError(
+            f"{target}: cannot be written ({error.strerror or error}); set data.cache_dir to a local directory with "
+            f"{size_bytes:,} free bytes"
+        ) from error
+    return str(target)
+
+
+def _copy(path: str, target: Path, size_bytes: int, identity: str) -> None:
+    hidden = target.with_name(f".{target.name}.part")
+    with open(hidden, "ab") as stream:
+        while (have := stream.tell()) < size_bytes:
+            stream.write(read_remote(path, have, min(FETCH_BYTES, size_bytes - have), identity))
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(hidden, target)
