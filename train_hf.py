@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from olmo_hf.callbacks.build import build_callbacks
+from olmo_hf.callbacks.cancellation import exit_code_of
 from olmo_hf.config_file import load_run, run_to_yaml
 from olmo_hf.data.build import build_train_data, data_loading
 from olmo_hf.data.order import DataPosition
@@ -66,6 +67,14 @@ def main(words: Sequence[str]) -> int:
         if options.dry_run:
             return 0
         record_launch(run_dir, config_yaml=run_to_yaml(run), step=counted.step)
+        callbacks = build_callbacks(
+            run.callbacks,
+            run_dir=run_dir,
+            plan=plan,
+            evaluates=bool(evaluators),
+            evaluates_on_load=run.evaluation.on_load,
+            flops_per_token=flops,
+        )
         trainer = build_trainer(
             training,
             plan,
@@ -74,14 +83,12 @@ def main(words: Sequence[str]) -> int:
             tokenizer=tokenizer,
             train_data=train_data,
             evaluators=evaluators,
-            callbacks=build_callbacks(
-                run.callbacks, run_dir=run_dir, plan=plan, evaluates=bool(evaluators), flops_per_token=flops
-            ),
+            callbacks=callbacks,
             flops_per_token=flops,
             data_loading=data_loading(run.data),
         )
         trainer.train(str(opened.checkpoint) if opened.checkpoint is not None else None)
-    return 0
+    return exit_code_of(callbacks)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 A block that is present turns its feature on; `null` turns a feature off that is on by default.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -46,6 +47,79 @@ class GarbageCollectorArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CancellationArgs:
+    """Stopping before the end: by a file CANCEL in the run directory, a signal (SIGTERM, SIGINT, SIGUSR1), or this."""
+
+    interval_steps: int = 1
+    """Steps between two looks; all ranks then agree, which takes one small collective."""
+
+    extra_steps: int = 0
+    """Steps after the checkpoint, whose metrics overlap those of the launch that continues."""
+
+    time_limit_seconds: float | None = None
+    """Longest time of one launch, from the first step on. None: no limit."""
+
+    deadline: str | None = None
+    """Moment to stop, such as `2026-11-30T06:00:00+00:00`; without a zone the machine's own time is meant."""
+
+    seconds_before_job_end: float | None = None
+    """Stops so long before SLURM ends the job (`SLURM_JOB_END_TIME`). None: not looked at."""
+
+    early_stopping_factor: float | None = None
+    """Stops when, after the warm-up, a logged loss exceeds this many times the least so far. None: never."""
+
+    wandb_poll_seconds: float | None = 120.0
+    """Time between two looks for a tag `cancel`, `canceled` or `cancelled` on the run. None: not looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSpikeArgs:
+    """Marks steps whose cross-entropy lies far above what was usual."""
+
+    window_steps: int = 128
+    """Logged steps that say what is usual."""
+
+    min_steps: int = 32
+    """Logged steps before anything is called a spike."""
+
+    threshold: float = 8.0
+    """Distance from the median in robust standard deviations (1.4826 times the median absolute deviation)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryArgs:
+    """Peak memory over all ranks."""
+
+    interval_steps: int = 10
+    """Steps between two reports; the first two steps are always reported, if they are logged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeartbeatArgs:
+    """Reports a rank that hangs."""
+
+    timeout_seconds: float = 600.0
+    """Time without any progress after which the rank says where it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilerArgs:
+    """Traces a few steps with the profiler of torch."""
+
+    skip_steps: int = 6
+    """Steps of this launch before the trace."""
+
+    num_steps: int = 3
+    """Steps traced."""
+
+    memory: bool = False
+    """Whether allocations are recorded too."""
+
+    stacks: bool = False
+    """Whether the source lines are recorded too; slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CallbacksArgs:
     """One optional block per feature."""
 
@@ -61,32 +135,65 @@ class CallbacksArgs:
     garbage_collector: GarbageCollectorArgs | None = field(default_factory=GarbageCollectorArgs)
     """On by default."""
 
+    cancellation: CancellationArgs | None = field(default_factory=CancellationArgs)
+    """On by default."""
+
+    loss_spike: LossSpikeArgs | None = field(default_factory=LossSpikeArgs)
+    """On by default."""
+
+    memory: MemoryArgs | None = field(default_factory=MemoryArgs)
+    """On by default."""
+
+    heartbeat: HeartbeatArgs | None = field(default_factory=HeartbeatArgs)
+    """On by default."""
+
+    profiler: ProfilerArgs | None = None
+    """Off by default."""
+
 
 def callbacks_problems(args: CallbacksArgs) -> list[str]:
     """What is wrong with the section, one sentence per problem."""
-    problems: list[str] = []
-    steps: dict[str, int] = {}
-    if args.speed_monitor is not None:
-        steps["speed_monitor.window_size"] = args.speed_monitor.window_size
-    if args.data_indices is not None:
-        steps["data_indices.flush_steps"] = args.data_indices.flush_steps
-    if args.garbage_collector is not None:
-        steps["garbage_collector.interval_steps"] = args.garbage_collector.interval_steps
-    for key, value in steps.items():
-        if value < 1:
-            problems.append(
-                f"callbacks.{key} is {value}; it counts steps and must be at least 1; give a larger number, "
-                f"or `callbacks.{key.split('.')[0]}: null` to turn the feature off."
-            )
-    peak_flops = args.speed_monitor.peak_flops if args.speed_monitor is not None else None
-    if peak_flops is not None and not peak_flops > 0:
+    problems = [
+        f"callbacks.{key} is {value}, but must be {'above' if strict else 'at least'} {least}; give a larger number, "
+        f"or `callbacks.{key.split('.')[0]}: null` to turn the feature off."
+        for key, value, least, strict in _bounds(args)
+        if value is not None and not (value > least if strict else value >= least)
+    ]
+    spike = args.loss_spike
+    if spike is not None and spike.min_steps > spike.window_steps:
         problems.append(
-            f"callbacks.speed_monitor.peak_flops is {peak_flops}; it must be above 0 (an H100 has 989e12), "
-            "or be left out to take it from the table."
-        )
-    if args.console is not None and not args.console.seconds_between_lines >= 0:
-        problems.append(
-            f"callbacks.console.seconds_between_lines is {args.console.seconds_between_lines}; "
-            "it must be 0 (every logged step) or more."
+            f"callbacks.loss_spike.min_steps is {spike.min_steps}, more than window_steps ({spike.window_steps}), "
+            "so nothing would ever be a spike; lower it."
         )
     return problems
+
+
+def _bounds(args: CallbacksArgs) -> Iterator[tuple[str, float | None, float, bool]]:
+    """Key, value, bound, and whether the value must lie above the bound or may equal it."""
+    if args.speed_monitor is not None:
+        yield "speed_monitor.window_size", args.speed_monitor.window_size, 1, False
+        yield "speed_monitor.peak_flops", args.speed_monitor.peak_flops, 0, True
+    if args.data_indices is not None:
+        yield "data_indices.flush_steps", args.data_indices.flush_steps, 1, False
+    if args.console is not None:
+        yield "console.seconds_between_lines", args.console.seconds_between_lines, 0, False
+    if args.garbage_collector is not None:
+        yield "garbage_collector.interval_steps", args.garbage_collector.interval_steps, 1, False
+    if args.cancellation is not None:
+        yield "cancellation.interval_steps", args.cancellation.interval_steps, 1, False
+        yield "cancellation.extra_steps", args.cancellation.extra_steps, 0, False
+        yield "cancellation.time_limit_seconds", args.cancellation.time_limit_seconds, 0, True
+        yield "cancellation.seconds_before_job_end", args.cancellation.seconds_before_job_end, 0, False
+        yield "cancellation.early_stopping_factor", args.cancellation.early_stopping_factor, 1, True
+        yield "cancellation.wandb_poll_seconds", args.cancellation.wandb_poll_seconds, 0, True
+    if args.loss_spike is not None:
+        yield "loss_spike.window_steps", args.loss_spike.window_steps, 3, False
+        yield "loss_spike.min_steps", args.loss_spike.min_steps, 3, False
+        yield "loss_spike.threshold", args.loss_spike.threshold, 0, True
+    if args.memory is not None:
+        yield "memory.interval_steps", args.memory.interval_steps, 1, False
+    if args.heartbeat is not None:
+        yield "heartbeat.timeout_seconds", args.heartbeat.timeout_seconds, 0, True
+    if args.profiler is not None:
+        yield "profiler.skip_steps", args.profiler.skip_steps, 0, False
+        yield "profiler.num_steps", args.profiler.num_steps, 1, False

@@ -1,4 +1,4 @@
-"""What a person at the terminal sees: the plan, one calm line of progress, evaluations, the result."""
+"""What a person at the terminal sees while it trains: one calm line of progress, evaluations, the result."""
 
 import os
 import sys
@@ -11,6 +11,7 @@ from rich.table import Table
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from olmo_hf.callbacks.args import ConsoleArgs
+from olmo_hf.callbacks.cancellation import Cancellation
 from olmo_hf.callbacks.wording import duration, short_number
 from olmo_hf.training.callback import OlmoCallback
 
@@ -42,8 +43,8 @@ class Console(OlmoCallback):
     """Rank 0 only. On a terminal one line is rewritten; elsewhere (a file, CI) lines are appended, not too often.
 
     Args:
-        plan: rows of the table at the start, name and value; empty prints none.
         last_step: step at which this launch ends. None: `state.max_steps`.
+        cancellation: knows at the end why the run stopped early.
         stream: where to write.
         clock: seconds, monotonic.
     """
@@ -52,13 +53,13 @@ class Console(OlmoCallback):
         self,
         args: ConsoleArgs,
         *,
-        plan: Mapping[str, str] | None = None,
         last_step: int | None = None,
+        cancellation: Cancellation | None = None,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._plan = dict(plan) if plan is not None else {}
         self._last_step = last_step
+        self._cancellation = cancellation
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
         in_ci = os.environ.get("CI", "") not in ("", "false", "0")
@@ -70,7 +71,6 @@ class Console(OlmoCallback):
         self._pending: str | None = None  # newest line that was not shown
         self._last_logs: dict[str, float] = {}
         self._evaluations: dict[str, float] = {}
-        self.stop_reason: str | None = None
 
     def _end(self, state: TrainerState) -> int:
         return state.max_steps if self._last_step is None else self._last_step
@@ -93,8 +93,6 @@ class Console(OlmoCallback):
     ) -> None:
         self._started_at = self._clock()
         self._first = (state.global_step, state.num_input_tokens_seen)
-        if state.is_world_process_zero and self._plan:
-            self.table("Plan", self._plan)
 
     def on_log(
         self,
@@ -162,8 +160,8 @@ class Console(OlmoCallback):
         if "train/CrossEntropyLoss" in self._last_logs:
             rows["last cross-entropy"] = f"{self._last_logs['train/CrossEntropyLoss']:.4f}"
         rows.update({key: f"{value:.4f}" for key, value in self._evaluations.items()})
-        if self.stop_reason is not None:
-            rows["stopped because of"] = self.stop_reason
+        if self._cancellation is not None and self._cancellation.stop_reason is not None:
+            rows["stopped early"] = self._cancellation.stop_reason.words
         return rows
 
 

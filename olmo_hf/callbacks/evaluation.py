@@ -13,11 +13,17 @@ class EvaluationSchedule(OlmoCallback):
     Args:
         interval_steps: steps between evaluations; None: only at the end.
         last_step: the step after which this launch ends.
+        on_load: also before the first step of this launch.
     """
 
-    def __init__(self, interval_steps: int | None, last_step: int):
+    def __init__(self, interval_steps: int | None, last_step: int, *, on_load: bool = False):
         self.interval_steps = interval_steps
         self.last_step = last_step
+        self.on_load = on_load
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # `Trainer` looks at this right after the hook: the model is loaded, no step is taken.
+        args.eval_on_start = self.on_load
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         due = self.interval_steps is not None and state.global_step % self.interval_steps == 0

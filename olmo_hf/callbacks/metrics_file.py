@@ -24,7 +24,6 @@ class MetricsFile(OlmoCallback):
         self._metrics = JsonLinesFile(run_dir / METRICS_FILE)
         self._events = JsonLinesFile(run_dir / EVENTS_FILE)
         self._clock = clock
-        self.stop_reason: str | None = None
 
     def event(self, state: TrainerState, name: str, **details: Any) -> None:
         """Records that something happened at the present step. Does nothing on ranks other than 0."""

@@ -34,8 +34,8 @@ class EvaluatorArgs:
 class EvaluationArgs:
     """When evaluators run, and which."""
 
-    interval: int | None = None
-    """Steps between evaluations. None: only at the end."""
+    interval: int | str | None = None
+    """Steps (`1000`) or tokens (`"1e9T"`) between evaluations. None: only at the end."""
 
     on_load: bool = False
     """Also before the first step."""
@@ -47,7 +47,7 @@ class EvaluationArgs:
 def evaluation_problems(args: EvaluationArgs) -> list[str]:
     """What is wrong with the section, one sentence per problem."""
     problems: list[str] = []
-    if args.interval is not None and args.interval < 1:
+    if isinstance(args.interval, int) and args.interval < 1:
         problems.append(
             f"evaluation.interval is {args.interval}; it counts steps and must be at least 1; "
             "leave it out to evaluate only at the end."
