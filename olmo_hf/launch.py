@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console as RichConsole
-from rich.table import Table
+from transformers.utils import logging as transformers_logging
 
 from olmo_hf.args import RunArgs
 from olmo_hf.errors import OlmoHfError
@@ -53,6 +52,7 @@ def run_directory(run: RunArgs) -> Path:
 def quiet_logs(*, main_process: bool) -> None:
     """Our own messages from rank 0, warnings from all; libraries speak only when something is wrong."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
+    transformers_logging.disable_progress_bar()  # a bar for every small model file drowns the run's own line
     logging.getLogger("olmo_hf").setLevel(logging.INFO if main_process else logging.WARNING)
 
 
@@ -78,7 +78,7 @@ def print_plan(name: str, rows: Sequence[tuple[str, str]], opened: OpenedRun, *,
     if not main_process:
         return
     start = "afresh" if opened.checkpoint is None else f"from {opened.checkpoint} (step {opened.state.step:,})"
-    table = Table(title=f"run {name}", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-    for label, value in [("directory", str(opened.directory)), ("starts", start), *rows]:
-        table.add_row(label, value, style=None)
-    RichConsole(highlight=False).print(table)
+    everything = [("run", name), ("directory", str(opened.directory)), ("starts", start), *rows]
+    width = max(len(label) for label, _ in everything)
+    sys.stdout.write("".join(f"{label:<{width}}  {value}\n" for label, value in everything) + "\n")
+    sys.stdout.flush()

@@ -109,9 +109,11 @@ def _open_staging(run_dir: Path, staging: Path, snapshot: Snapshot) -> None:
         return
     if staging.exists():
         shutil.rmtree(staging)
-    model = tensors.model_table(snapshot.model)
+    model_bytes = tensors.table_bytes(tensors.model_table(snapshot.model))
     optimizer = tensors.optimizer_table(snapshot.model, snapshot.optimizer)
-    commit.require_space(run_dir, int(SPACE_MARGIN * tensors.table_bytes(model, optimizer, snapshot.extra)))
+    # Before the first step there is no optimizer state yet; the next checkpoint will have AdamW's two moments.
+    optimizer_bytes = tensors.table_bytes(optimizer, snapshot.extra) if optimizer else 2 * model_bytes
+    commit.require_space(run_dir, int(SPACE_MARGIN * (model_bytes + optimizer_bytes)))
     staging.mkdir(parents=True)
 
 

@@ -1,0 +1,94 @@
+"""A disk that is full or read-only: a sentence, a non-zero exit code, and nothing that existed is harmed."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from olmo_hf.training import commit
+from tests import runs
+
+Mount = Callable[[int], Path]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Mount]:
+    """Makes a file system of so many kilobytes."""
+    mounted: list[Path] = []
+
+    def mount(kilobytes: int) -> Path:
+        path = tmp_path / "disk"
+        path.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"a small file system needs the right to mount one: {done.stderr.strip()}")
+        mounted.append(path)
+        return path
+
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def fails(config: Path) -> str:
+    """What a run that must fail printed since the last call; it must exit with 2."""
+    log = config.parent / "log.txt"
+    log.unlink(missing_ok=True)
+    assert runs.start(config).wait(timeout=240) == 2
+    return log.read_text(errors="replace")
+
+
+def test_a_disk_too_small_is_found_before_the_first_step(tmp_path: Path, small_disk: Mount) -> None:
+    disk = small_disk(250)
+    config = runs.write_run(tmp_path, output_dir=str(disk / "run"))
+    text = fails(config)
+    assert "error:" in text
+    assert "a checkpoint needs" in text
+    assert "are free" in text
+    assert "Traceback" not in text
+    assert runs.logged_steps(disk / "run") == []
+    assert commit.list_checkpoints(disk / "run") == []
+
+
+def test_a_read_only_disk_is_found_before_the_first_step(tmp_path: Path, small_disk: Mount) -> None:
+    disk = small_disk(4000)
+    (disk / "run").mkdir()
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    config = runs.write_run(tmp_path, output_dir=str(disk / "run"))
+    text = fails(config)
+    assert "cannot write here" in text
+    assert str(disk / "run") in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("free_kilobytes", "reason"),
+    [pytest.param(100, "a checkpoint needs", id="before"), pytest.param(372, "No space left", id="in-the-middle")],
+)
+def test_a_disk_that_fills_up_costs_nothing(
+    tmp_path: Path, small_disk: Mount, free_kilobytes: int, reason: str
+) -> None:
+    disk = small_disk(4000)
+    config = runs.write_run(tmp_path, output_dir=str(disk / "run"))
+    runs.run(config, "--training.stop_after=4")
+    before = commit.read_manifest(disk / "run" / "checkpoint-4")
+
+    statistics = os.statvfs(disk)
+    filler = disk / "filler"
+    filler.write_bytes(b"0" * (statistics.f_bavail * statistics.f_frsize - free_kilobytes * 1024))
+    text = fails(config)
+    assert "checkpoint-6" in text
+    assert reason in text
+    assert "Older checkpoints are untouched" in text
+    assert "Traceback" not in text
+    assert commit.verify(disk / "run" / "checkpoint-4") == before
+    assert not list((disk / "run").glob(".staging*")), "the space of the failed attempt is given back"
+
+    filler.unlink()
+    runs.run(config)
+    undisturbed = runs.write_run(tmp_path / "undisturbed")
+    runs.run(undisturbed)
+    runs.same_run(disk / "run", tmp_path / "undisturbed" / "run")
