@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from olmo_hf.data.document_sources import BadDocumentError
@@ -66,23 +67,28 @@ class ChatEncoder:
         """
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
             raise BadDocumentError(f"{place}: expected a list of messages with role and content")
-        learned = []
+        if not any(message.get("role") == "assistant" for message in messages):
+            raise BadDocumentError(f"{place}: has no assistant message, so nothing is learned from it")
         try:
             text = self._text(messages)
-            for number, message in enumerate(messages):
-                if message["role"] == "assistant":
-                    start = len(self._text(messages[:number], add_generation_prompt=True))
-                    spoken = self._text(messages[: number + 1])
-                    learned.append((start, len(spoken.rstrip())))
-                    if not text.startswith(spoken):
-                        raise BadDocumentError(
-                            f"{place}: the chat template renders earlier turns anew with every turn"
-                        )
-        except (KeyError, TypeError, ValueError, ImportError) as error:
+            learned = tuple(
+                self._spoken(messages, number, text, place)
+                for number, message in enumerate(messages)
+                if message["role"] == "assistant"
+            )
+        except (KeyError, TypeError, ValueError, TemplateError) as error:
             raise BadDocumentError(f"{place}: cannot be rendered ({error!r})") from error
-        if not learned:
-            raise BadDocumentError(f"{place}: has no assistant message, so nothing is learned from it")
-        return Conversation(text, tuple(learned))
+        return Conversation(text, learned)
+
+    def _spoken(self, messages: list[dict[str, Any]], number: int, text: str, place: str) -> tuple[int, int]:
+        """Where in the text an assistant's message begins and ends."""
+        until = self._text(messages[: number + 1])
+        if not text.startswith(until):
+            raise BadDocumentError(f"{place}: the chat template renders earlier turns anew with every turn")
+        if number == 0:
+            # Templates refuse to render no message at all.
+            return text.index(messages[0]["content"].strip()), len(until.rstrip())
+        return len(self._text(messages[:number], add_generation_prompt=True)), len(until.rstrip())
 
     def _text(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = False) -> str:
         return str(
