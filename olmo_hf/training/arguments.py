@@ -60,6 +60,12 @@ class OlmoTrainingArguments(TrainingArguments):
     z_loss_weight: float = TrainingArgs.z_loss_weight
     """Weight of the squared log-partition term; 0.0 is off."""
 
+    loss_implementation: Literal["auto", "plain", "chunked", "flash", "liger"] = TrainingArgs.loss_implementation
+    """How the loss is computed; all agree."""
+
+    loss_chunk_tokens: int = TrainingArgs.loss_chunk_tokens
+    """`chunked` only: positions whose logits exist at the same time."""
+
     scheduler: SchedulerArgs | None = None
     """Learning-rate curve. None: Hugging Face's `lr_scheduler_type`."""
 

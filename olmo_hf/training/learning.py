@@ -1,10 +1,13 @@
 """The part of the trainer that learns: loss, gradients, optimizer, learning rate, and what is logged of them."""
 
 import inspect
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import Trainer
 from transformers.training_args import OptimizerNames
 
@@ -14,7 +17,8 @@ from olmo_hf.errors import TrainingError
 from olmo_hf.training.arguments import OlmoTrainingArguments
 from olmo_hf.training.callback import OlmoCallback
 from olmo_hf.training.clipping import AdaptiveClipper, GradientNorms, clip_by_global_norm, gradient_norms
-from olmo_hf.training.loss import LossTerms, causal_lm_loss_sums, count_labels
+from olmo_hf.training.loss import LossTerms, count_labels
+from olmo_hf.training.loss_in_model import LossSettings, loss_settings, model_loss_sums
 from olmo_hf.training.optimizers import build_optimizer, parameter_groups
 from olmo_hf.training.schedulers import TokenClockLR, clip_factor_for_update, learning_rate_curve
 from olmo_hf.training.tensors import Table, plain_name
@@ -46,6 +50,18 @@ class LearningTrainer(Trainer):
     def olmo_callbacks(self) -> list[OlmoCallback]:
         """Our own callbacks, in the order they are called."""
         return [callback for callback in self.callback_handler.callbacks if isinstance(callback, OlmoCallback)]
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Identical to `Trainer` except that FSDP2 in half precision keeps gradients and outputs in float32.
+
+        Accelerate's default adds gradients up in bfloat16 and rounds the loss and the rotary tables to it.
+        """
+        super().create_accelerator_and_postprocess()
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
+        if self.is_fsdp_enabled and half is not None:
+            self.accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+                param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
 
     # ---- loss ----
 
@@ -86,8 +102,10 @@ class LearningTrainer(Trainer):
         passed = {name: value for name, value in inputs.items() if name in self._forward_names and name != "labels"}
         if "use_cache" in self._forward_names:
             passed["use_cache"] = False
-        outputs = model(**passed)
-        terms = causal_lm_loss_sums(outputs.logits, labels, z_loss_weight=self.args.z_loss_weight)
+        settings = (
+            replace(self._loss, implementation="plain") if return_outputs else self._loss
+        )  # someone wants logits
+        terms, outputs = model_loss_sums(model, passed, labels, settings)
         if num_items_in_batch is None:
             loss = terms.ce_sum / terms.num_labels.clamp(min=1)
         else:
@@ -96,6 +114,16 @@ class LearningTrainer(Trainer):
             ranks = self.accelerator.num_processes // self.get_tp_size()
             loss = terms.total / num_items_in_batch * ranks
         return (loss, outputs) if return_outputs else loss
+
+    @cached_property
+    def _loss(self) -> LossSettings:
+        return loss_settings(
+            cast(nn.Module, self.model),
+            implementation=self.args.loss_implementation,
+            z_loss_weight=self.args.z_loss_weight,
+            chunk_tokens=self.args.loss_chunk_tokens,
+            keep_head=self.args.torch_compile or self.get_tp_size() > 1,
+        )
 
     def _count(self, terms: LossTerms, denominator: torch.Tensor | int) -> None:
         """Add a micro-batch to what the next log line says; nothing here waits for the device."""

@@ -51,7 +51,7 @@ def bare_model(model: nn.Module) -> PreTrainedModel | None:
 
 
 def loss_settings(
-    model: nn.Module, *, implementation: str, z_loss_weight: float, chunk_tokens: int, compiled: bool = False
+    model: nn.Module, *, implementation: str, z_loss_weight: float, chunk_tokens: int, keep_head: bool = False
 ) -> LossSettings:
     """Decides on the loss of a run, once.
 
@@ -60,14 +60,15 @@ def loss_settings(
         implementation: `training.loss_implementation`.
         z_loss_weight: `training.z_loss_weight`.
         chunk_tokens: `training.loss_chunk_tokens`.
-        compiled: whether `torch.compile` is in use: lending the head another forward would compile it at every step.
+        keep_head: whether the head must run as it is: `torch.compile` would compile a lent forward at every step, and
+            tensor parallelism spreads the head's weight.
 
     Raises:
         ConfigError: the implementation asked for cannot run here.
     """
     inner = bare_model(model)
     head = None if inner is None else inner.get_output_embeddings()
-    lends = not compiled and isinstance(head, nn.Linear) and inner is not None
+    lends = not keep_head and isinstance(head, nn.Linear) and inner is not None
     resolved = resolve_loss_implementation(
         implementation,
         device_type=next(model.parameters()).device.type,

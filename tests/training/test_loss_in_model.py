@@ -92,9 +92,9 @@ def test_models_whose_logits_are_not_the_heads_keep_the_plain_loss():
         loss_settings(build("llama"), implementation="chunked", z_loss_weight=0.0, chunk_tokens=7)
 
 
-def test_a_compiled_model_keeps_the_plain_loss():
+def test_a_head_that_must_stay_as_it_is_keeps_the_plain_loss():
     options = {"implementation": "auto", "z_loss_weight": 0.0, "chunk_tokens": 7}
-    assert loss_settings(build("ours"), **options, compiled=True).implementation == "plain"
+    assert loss_settings(build("ours"), **options, keep_head=True).implementation == "plain"
 
 
 def test_memory_stays_below_one_set_of_logits(peak_bytes):
