@@ -1,6 +1,7 @@
 """`olmo-hf prepare-data`: documents in, token files and a manifest out."""
 
 import argparse
+import os
 import sys
 
 from tqdm import tqdm
@@ -8,6 +9,9 @@ from tqdm import tqdm
 from olmo_hf.data.encode_documents import EncodedBatch
 from olmo_hf.data.prepare import PrepareReport, prepare_data
 from olmo_hf.data.prepare_options import PrepareOptions
+from olmo_hf.data.tokenizer_files import read_tokenizer
+from olmo_hf.data.verify import verify_files, verify_prepared
+from olmo_hf.errors import DataError
 
 HELP = "turn text, JSON lines, Parquet or a datasets data set into token files and a manifest"
 
@@ -52,7 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tokenizer.add_argument("--train-tokenizer", type=int, metavar="VOCAB_SIZE", help="instead: train one of this size")
     tokenizer.add_argument("--eos-token", metavar="TOKEN", help="its end-of-text token, if it does not name one")
     output = parser.add_argument_group("output")
-    output.add_argument("--output", required=True, metavar="DIR", help="gets tokenizer/, train/ and validation/")
+    output.add_argument("--output", metavar="DIR", help="gets tokenizer/, train/ and validation/")
+    output.add_argument(
+        "--verify",
+        action="store_true",
+        help="make nothing: read every token of the SOURCEs (prepared directories, or token files with --token-dtype "
+        "and, for a check of the ids, --tokenizer) and say what is wrong with them",
+    )
     output.add_argument(
         "--validation-fraction",
         type=float,
@@ -105,7 +115,11 @@ def options_of(namespace: argparse.Namespace) -> PrepareOptions:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Prepares the data and says what came of it."""
+    """Prepares or verifies the data and says what came of it."""
+    if namespace.verify:
+        return verify(namespace)
+    if namespace.output is None:
+        raise DataError("--output: is not given; name the directory that gets the token files")
     num_tokens = 0
     # On a file instead of a terminal one line in ten seconds is enough.
     interval_seconds = 0.5 if sys.stderr.isatty() else 10.0
@@ -125,6 +139,37 @@ def run(namespace: argparse.Namespace) -> int:
         report = prepare_data(options_of(namespace), on_start=on_start, on_batch=on_batch)
     describe(report, namespace.output)
     return 0
+
+
+def verify(namespace: argparse.Namespace) -> int:
+    """Checks prepared directories or token files. Returns 1 when anything is wrong."""
+    folders = [source for source in namespace.sources if os.path.isdir(source)]
+    paths = [source for source in namespace.sources if not os.path.isdir(source)]
+    if not namespace.sources:
+        raise DataError("--verify: name prepared directories or token files")
+    if paths and namespace.token_dtype == "auto":
+        raise DataError(f"--token-dtype: is needed to verify {paths[0]}; say uint16 or uint32")
+    facts, problems = [], []
+    for found, wrong in (verify_prepared(folder) for folder in folders):
+        facts += found
+        problems += wrong
+    if paths:
+        tokenizer = None if namespace.tokenizer is None else read_tokenizer(namespace.tokenizer)
+        found, wrong = verify_files(
+            paths,
+            dtype=namespace.token_dtype,
+            vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+            eos_token_id=None if tokenizer is None else tokenizer.eos_token_id,
+        )
+        facts += found
+        problems += wrong
+    for fact in facts:
+        documents = "" if fact.num_documents is None else f" in {fact.num_documents:,} documents"
+        print(f"{fact.path}: {fact.num_tokens:,} tokens{documents}, largest id {fact.largest_token:,}")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    print("nothing is wrong" if not problems else f"{len(problems)} problems", file=sys.stderr)
+    return 1 if problems else 0
 
 
 def describe(report: PrepareReport, output: str) -> None:
