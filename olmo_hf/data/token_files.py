@@ -141,7 +141,9 @@ def open_token_file(path: str, dtype: np.dtype) -> TokenFile:
         with open(path, "rb") as stream:
             header = read_npy_header(stream, path)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror or error}); correct data.paths or restore the file"
+        ) from error
     return describe_token_file(path, dtype, size_bytes, header)
 
 
