@@ -1,36 +1,42 @@
 """Signals that ask a process to stop, turned into a note that is read between steps."""
 
-import logging
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
-
-logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """SIGTERM: schedulers and launchers. SIGINT: Ctrl-C. SIGUSR1: what SLURM is often told to send before a job ends."""
 
+SAME_REQUEST_SECONDS = 3.0
+"""Signals so close together are one request: a scheduler signals all processes, and the launcher passes on its own."""
+
+_WORKER_GRACE_SECONDS = 60
+
 
 class StopSignals:
-    """While installed, the first signal is noted in `received`; a second one does what it would have done before.
+    """While installed, the first request is noted in `received`; a second one does what it would have done before.
 
-    Processes forked meanwhile (data loader workers) inherit the handlers. A scheduler signals the whole group, so a
-    worker lets the first signal pass: its parent still needs it for the step that is under way.
+    Processes forked meanwhile (data loader workers) inherit the handlers. A scheduler signals them too, but their
+    parent still needs them for the step under way: the first request is passed over, and a timer makes sure that a
+    worker which its parent cannot reach any more ends all the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.received: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._clock = clock
+        self._first_at: float | None = None
         self._process = 0
-        self._seen_in_worker = False
+        self._before: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
         """Takes the signals over. Python allows it in the main thread only; elsewhere nothing happens."""
         if self._before or threading.current_thread() is not threading.main_thread():
             return
-        self.received, self._process = None, os.getpid()
+        self.received, self._first_at, self._process = None, None, os.getpid()
         self._before = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
 
     def restore(self) -> None:
@@ -40,15 +46,17 @@ class StopSignals:
         self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:
-            if not self._seen_in_worker:
-                self._seen_in_worker = True
-                return
-            signal.signal(number, signal.SIG_DFL)
+        in_worker = os.getpid() != self._process
+        if self._first_at is None:
+            self._first_at = self._clock()
+            if in_worker:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(_WORKER_GRACE_SECONDS)
+            else:
+                self.received = signal.Signals(number)
+        elif self._clock() - self._first_at > SAME_REQUEST_SECONDS:
+            if in_worker:
+                signal.signal(number, signal.SIG_DFL)
+            else:
+                self.restore()
             os.kill(os.getpid(), number)
-            return
-        if self.received is None:
-            self.received = signal.Signals(number)
-            return
-        self.restore()
-        os.kill(os.getpid(), number)

@@ -3,67 +3,82 @@
 import signal
 import subprocess
 import sys
+import time
 
 PROGRAM = """
 import os, signal, sys, time
-from olmo_hf.callbacks.stop_signals import StopSignals
-signals = StopSignals()
+from olmo_hf.callbacks import stop_signals
+stop_signals.SAME_REQUEST_SECONDS = {same_request}
+signals = stop_signals.StopSignals()
 signals.install()
 {body}
 """
-WAIT = "print('ready', flush=True)\nwhile True: time.sleep(0.05)"
+WAIT = """
+print('ready', flush=True)
+while signals.received is None: time.sleep(0.01)
+print(signals.received.name, flush=True)
+while True: time.sleep(0.01)
+"""
 FORK = """
 child = os.fork()
 if child == 0:
     while True: time.sleep(0.05)
-print('ready', child, flush=True)
-time.sleep(0.3)
+time.sleep(0.2)
 os.kill(child, signal.SIGTERM)
-time.sleep(0.3)
+time.sleep(0.4)
 print(os.waitpid(child, os.WNOHANG) == (0, 0), flush=True)
 os.kill(child, signal.SIGTERM)
 print(os.waitpid(child, 0)[1], signals.received, flush=True)
 """
 
 
-def start(body: str) -> subprocess.Popen:
+def start(body: str, same_request: float) -> subprocess.Popen:
+    program = PROGRAM.format(body=body, same_request=same_request)
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
     )
 
 
-def test_the_second_signal_does_what_it_always_did() -> None:
-    process = start(WAIT)
+def until(process: subprocess.Popen, line: str) -> None:
     assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    assert process.stdout.readline() == line + "\n"
+
+
+def test_a_second_request_does_what_a_first_one_always_did() -> None:
+    process = start(WAIT, same_request=0.1)
+    until(process, "ready")
     process.send_signal(signal.SIGTERM)
-    try:
-        code = process.wait(timeout=0.5)
-    except subprocess.TimeoutExpired:
-        code = None
-    assert code is None, "the first signal is only noted"
+    until(process, "SIGTERM")
+    time.sleep(0.3)
+    assert process.poll() is None, "the first is only noted"
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=10) == -signal.SIGTERM
 
 
 def test_ctrl_c_twice_is_a_keyboard_interrupt() -> None:
-    process = start(WAIT)
-    assert process.stdout is not None
-    process.stdout.readline()
+    process = start(WAIT, same_request=0.1)
+    until(process, "ready")
     process.send_signal(signal.SIGINT)
-    try:
-        code = process.wait(timeout=0.5)
-    except subprocess.TimeoutExpired:
-        code = None
-    assert code is None
+    until(process, "SIGINT")
+    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=10)
     assert "KeyboardInterrupt" in errors
 
 
-def test_a_worker_lets_the_first_signal_pass_and_can_still_be_ended() -> None:
-    process = start(FORK)
+def test_the_same_request_by_two_ways_is_one() -> None:
+    process = start(WAIT, same_request=60)
+    until(process, "ready")
+    process.send_signal(signal.SIGINT)
+    until(process, "SIGINT")
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+def test_a_worker_lets_the_first_request_pass_and_can_still_be_ended() -> None:
+    process = start(FORK, same_request=0.1)
     output, errors = process.communicate(timeout=30)
-    lines = output.splitlines()
-    assert lines[1] == "True", (output, errors)
-    assert lines[2] == f"{int(signal.SIGTERM)} None", "ended by the second; the parent has received nothing"
+    assert output.splitlines() == ["True", f"{int(signal.SIGTERM)} None"], errors
