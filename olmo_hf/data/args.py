@@ -1,6 +1,6 @@
 """What may be asked of the data: the `data` section of a run's YAML, and the data of an evaluator."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 TokenDtype = Literal["uint8", "uint16", "uint32", "uint64"]
@@ -23,11 +23,38 @@ class InstanceFilterArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceArgs:
+    """One source of a mix. At most one of `weight`, `tokens` and `repeat`; none of them takes all of it once."""
+
+    paths: tuple[str, ...] = ()
+    """Token files or globs."""
+
+    label_mask_paths: tuple[str, ...] = ()
+    """One file of label flags per token file; either every source has them or none."""
+
+    weight: float | None = None
+    """Share among the weighted sources; the shares need not add up to anything."""
+
+    tokens: int | None = None
+    """Tokens an epoch of the mix takes from it."""
+
+    repeat: float | None = None
+    """How often an epoch of the mix takes what there is; 0.5 takes half of it, 2 all of it twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataArgs:
     """Token files in, a public global order out."""
 
     paths: tuple[str, ...] = ()
     """Token files or globs, in the order that numbers the instances."""
+
+    sources: dict[str, SourceArgs] = field(default_factory=dict)
+    """Instead of `paths`: named sources mixed in exact proportions. Instances are numbered source by source, in
+    alphabetical order of the names."""
+
+    mix_tokens: int | None = None
+    """With weighted `sources`: tokens of an epoch of the mix. None: as many as give no weighted source twice."""
 
     token_dtype: TokenDtype | None = None
     """Type of a token id on disk. None: taken from the manifest beside the files."""

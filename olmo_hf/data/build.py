@@ -1,14 +1,19 @@
 """From a `data` section to what a trainer or an evaluator reads."""
 
-from typing import Any
+import logging
+from typing import Any, Literal
 
 from olmo_hf.data.args import DataArgs
-from olmo_hf.data.checks import TokenLimits, check_data, resolve_files
+from olmo_hf.data.checks import check_data, mix_of, resolve_files
 from olmo_hf.data.collator import DataCollator
 from olmo_hf.data.memmap import MemMapDataset
+from olmo_hf.data.mixing import MixedDataset, describe_mix
 from olmo_hf.data.order import DataPosition, OrderedDataset
 from olmo_hf.data.order_index import default_index_dir
+from olmo_hf.data.token_checks import TokenLimits
 from olmo_hf.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 
 def build_train_data(
@@ -35,48 +40,57 @@ def build_train_data(
     Raises:
         DataError: The data cannot be used; the message holds every problem found.
     """
+    order_seed = seed if args.seed is None else args.seed
     dataset = _build_dataset(
         args,
         limits=TokenLimits(vocab_size=vocab_size, eos_token_id=eos_token_id),
         pad_token_id=pad_token_id,
         global_batch_size=global_train_batch_size,
+        seed=order_seed,
     )
     ordered = OrderedDataset(
         dataset,
-        seed=seed if args.seed is None else args.seed,
+        seed=order_seed,
         shuffle=args.shuffle,
         global_batch_size=global_train_batch_size,
         start=start,
         order=args.order,
         index_dir=default_index_dir(len(dataset)) if args.index_dir is None else args.index_dir,
     )
-    return ordered, build_collator(pad_token_id)
+    return ordered, build_collator(pad_token_id, args.document_positions)
 
 
 def build_eval_data(
     args: DataArgs, *, eos_token_id: int | None, pad_token_id: int | None, vocab_size: int | None
-) -> tuple[MemMapDataset, DataCollator]:
-    """The data of an evaluator, checked, in file order, and the collator for them. See `build_train_data`."""
+) -> tuple[MemMapDataset | MixedDataset, DataCollator]:
+    """The data of an evaluator, checked, in file order, and the collator for them. See `build_train_data`.
+
+    Raises:
+        DataError: The data cannot be used; the message holds every problem found.
+    """
     dataset = _build_dataset(
         args,
         limits=TokenLimits(vocab_size=vocab_size, eos_token_id=eos_token_id),
         pad_token_id=pad_token_id,
         global_batch_size=None,
+        seed=0 if args.seed is None else args.seed,
     )
-    return dataset, build_collator(pad_token_id)
+    return dataset, build_collator(pad_token_id, args.document_positions)
 
 
-def build_collator(pad_token_id: int | None) -> DataCollator:
+def build_collator(pad_token_id: int | None, document_positions: Literal["keep", "reset"]) -> DataCollator:
     """Instances are equally long, so the id of the padding is never seen; 0 stands for a tokenizer without one."""
-    return DataCollator(0 if pad_token_id is None else pad_token_id)
+    return DataCollator(0 if pad_token_id is None else pad_token_id, restart_positions=document_positions == "reset")
 
 
 def _build_dataset(
-    args: DataArgs, *, limits: TokenLimits, pad_token_id: int | None, global_batch_size: int | None
-) -> MemMapDataset:
+    args: DataArgs, *, limits: TokenLimits, pad_token_id: int | None, global_batch_size: int | None, seed: int
+) -> MemMapDataset | MixedDataset:
     problems = check_data(args, limits=limits, global_batch_size=global_batch_size)
     if args.order != "shuffle" and not args.shuffle:
         problems.append(f"data.order: found {args.order!r} with data.shuffle: false; remove one of them")
+    if args.sources and args.order == "random_offsets":
+        problems.append("data.order: found 'random_offsets' with data.sources; mixes are of whole instances")
     if args.document_masking and limits.eos_token_id is None:
         problems.append(
             "data.document_masking: needs the end-of-text id, and neither the tokenizer nor the model names one; set "
@@ -85,7 +99,7 @@ def _build_dataset(
     if problems:
         raise DataError(describe_problems(problems))
     files = resolve_files(args)
-    return MemMapDataset(
+    dataset = MemMapDataset(
         files.paths,
         sequence_length=args.sequence_length,
         token_dtype=files.token_dtype,
@@ -96,6 +110,11 @@ def _build_dataset(
         generate_doc_lens=args.document_masking,
         instance_stride_tokens=1 if args.order == "random_offsets" else None,
     )
+    if not files.source_sizes:
+        return dataset
+    mix = mix_of(args, files, [last - first for first, last in dataset.file_offsets])
+    logger.info("%s", describe_mix(mix, args.sequence_length))
+    return MixedDataset(dataset, mix, seed=seed)
 
 
 def data_loading(args: DataArgs) -> dict[str, Any]:

@@ -5,14 +5,16 @@ Shapes: `S` tokens of an instance, `T` tokens of a stretch of a file.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from olmo_hf.data.args import DataArgs
 from olmo_hf.data.manifest import Manifest, ManifestFile, file_sha256, read_manifest
+from olmo_hf.data.mixing import MixedSource, plan_mix
 from olmo_hf.data.remote import fetch, is_remote
+from olmo_hf.data.token_checks import HEAD_TOKENS, TokenLimits, content_problems
 from olmo_hf.data.token_files import (
     TOKEN_DTYPES,
     TokenFile,
@@ -26,53 +28,22 @@ from olmo_hf.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-HEAD_TOKENS = 1_000_000
-"""Tokens at the beginning of a file that a quick check reads."""
-
-SPOT_TOKENS = 4_096
-"""Tokens of each further spot."""
-
-NUM_SPOTS = 8
-"""Further spots, evenly spread, the last at the very end."""
-
-MAX_QUICK_FILES = 100
-"""Files a quick check reads, evenly spread over the list; sizes are checked of all."""
-
-FULL_STRETCH_TOKENS = 2**22
-"""Tokens a full check reads at a time."""
-
-MIN_LIKELY_WRAP = 8
-"""Fewer tokens say nothing about their type."""
-
-
-@dataclass(frozen=True)
-class TokenLimits:
-    """What ids are allowed to be.
-
-    Attributes:
-        vocab_size: Rows of the model's embedding. None: not known.
-        tokenizer_size: Size of the tokenizer. None: not known.
-        eos_token_id: Ends a document. None: not known.
-    """
-
-    vocab_size: int | None = None
-    tokenizer_size: int | None = None
-    eos_token_id: int | None = None
-
-    @property
-    def largest(self) -> int | None:
-        """First id that is too large, or None when nothing is known."""
-        known = [size for size in (self.vocab_size, self.tokenizer_size) if size is not None]
-        return min(known) if known else None
-
 
 @dataclass(frozen=True)
 class ResolvedFiles:
-    """Token files by name, before any is opened."""
+    """Token files by name, before any is opened.
+
+    Attributes:
+        paths: Token files, those of a mix source by source.
+        label_mask_paths: Their label masks, or none.
+        token_dtype: Type of a token.
+        source_sizes: Number of files of each source of a mix; empty without a mix.
+    """
 
     paths: list[str]
     label_mask_paths: list[str]
     token_dtype: str
+    source_sizes: dict[str, int]
 
 
 def manifest_beside(path: str) -> Manifest | None:
@@ -86,7 +57,14 @@ def resolve_files(args: DataArgs) -> ResolvedFiles:
     Raises:
         DataError: Nothing is listed, a glob matches nothing, or the type is neither set nor recorded.
     """
-    paths = _local(expand_paths(args.paths), args.cache_dir)
+    if args.sources and args.paths:
+        raise DataError("data.paths: is set beside data.sources; remove one of them")
+    by_source = {name: expand_paths(args.sources[name].paths) for name in sorted(args.sources)}
+    empty = [name for name, found in by_source.items() if not found]
+    if empty:
+        raise DataError(f"data.sources.{empty[0]}.paths: is empty; list token files or globs")
+    listed = [path for found in by_source.values() for path in found] if by_source else expand_paths(args.paths)
+    paths = _local(listed, args.cache_dir)
     if not paths:
         raise DataError("data.paths: is empty; list token files or globs such as data/train/*.npy")
     dtype: str | None = args.token_dtype
@@ -97,7 +75,10 @@ def resolve_files(args: DataArgs) -> ResolvedFiles:
             raise DataError(f"data.token_dtype: is not set and {said}; set it to one of {', '.join(TOKEN_DTYPES)}")
         dtype = found.pop()
     token_dtype(dtype)
-    return ResolvedFiles(paths, _local(expand_paths(args.label_mask_paths), args.cache_dir), dtype)
+    sections = [args.sources[name] for name in by_source] if by_source else [args]
+    masks = [path for section in sections for path in expand_paths(section.label_mask_paths)]
+    sizes = {name: len(found) for name, found in by_source.items()}
+    return ResolvedFiles(paths, _local(masks, args.cache_dir), dtype, sizes)
 
 
 def _local(paths: list[str], cache_dir: str | None) -> list[str]:
@@ -140,19 +121,46 @@ def check_data(
         problems += _size_problems(file, args.sequence_length)
         problems += _manifest_problems(file, files.token_dtype, limits.eos_token_id, args.check == "full")
     problems += _mask_problems(files, opened)
-    problems += _content_problems(opened, limits, full=args.check == "full")
-    if not problems:
-        # Draws with replacement can fill any batch.
-        stride = 1 if args.order == "random_offsets" else args.sequence_length
-        counts = {file.path: num_instances(file.num_tokens, args.sequence_length, stride) for file in opened}
-        instances = sum(counts[path] for path in files.paths)
-        needed = 1 if global_batch_size is None or args.order == "random_offsets" else global_batch_size
-        if instances < needed:
-            problems.append(
-                f"data.paths: {instances:,} instances of {args.sequence_length:,} tokens, fewer than one global batch "
-                f"of {needed:,}; lower training.global_train_batch_size or data.sequence_length, or add data"
-            )
-    return problems
+    problems += content_problems(opened, limits, full=args.check == "full")
+    return problems if problems else _amount_problems(args, files, opened, global_batch_size)
+
+
+def _amount_problems(
+    args: DataArgs, files: ResolvedFiles, opened: Sequence[TokenFile], global_batch_size: int | None
+) -> list[str]:
+    """Whether there are enough instances, and of a mix enough of each source."""
+    # Draws with replacement can fill any batch.
+    endless = args.order == "random_offsets"
+    stride = 1 if endless else args.sequence_length
+    counts = {file.path: num_instances(file.num_tokens, args.sequence_length, stride) for file in opened}
+    instances = sum(counts[path] for path in files.paths)
+    if files.source_sizes:
+        try:
+            instances = sum(source.taken for source in mix_of(args, files, [counts[path] for path in files.paths]))
+        except DataError as error:
+            return [str(error)]
+    needed = 1 if global_batch_size is None or endless else global_batch_size
+    if instances >= needed:
+        return []
+    return [
+        f"data.paths: {instances:,} instances of {args.sequence_length:,} tokens, fewer than one global batch of "
+        f"{needed:,}; lower training.global_train_batch_size or data.sequence_length, or add data"
+    ]
+
+
+def mix_of(args: DataArgs, files: ResolvedFiles, instances_per_file: Sequence[int]) -> list[MixedSource]:
+    """The mix that a section asks for.
+
+    Args:
+        args: The section.
+        files: Its files.
+        instances_per_file: Instances in each of `files.paths`.
+    """
+    available, first = {}, 0
+    for name, size in files.source_sizes.items():
+        available[name] = sum(instances_per_file[first : first + size])
+        first += size
+    return plan_mix(args.sources, available, sequence_length=args.sequence_length, mix_tokens=args.mix_tokens)
 
 
 def _type_problems(dtype: str, limits: TokenLimits) -> list[str]:
@@ -241,93 +249,3 @@ def _mask_problems(files: ResolvedFiles, opened: Sequence[TokenFile]) -> list[st
         if head.size and head.max() > 1:
             problems.append(f"{mask_path}: holds the byte {head.max()}, expected label flags of 0 or 1")
     return problems
-
-
-def _content_problems(opened: Sequence[TokenFile], limits: TokenLimits, *, full: bool) -> list[str]:
-    chosen = list(opened)
-    if not full and len(chosen) > MAX_QUICK_FILES:
-        chosen = [opened[i * (len(opened) - 1) // (MAX_QUICK_FILES - 1)] for i in range(MAX_QUICK_FILES)]
-    reader = TokenReader()
-    problems = []
-    for file in chosen:
-        try:
-            problems += check_tokens(file, reader, limits, full=full)
-        except DataError as error:
-            problems.append(str(error))
-    return problems
-
-
-def _stretches(file: TokenFile, full: bool) -> Iterator[tuple[int, int]]:
-    """First token and length of what a check reads of a file."""
-    if full:
-        for first in range(0, file.num_tokens, FULL_STRETCH_TOKENS):
-            yield first, min(FULL_STRETCH_TOKENS, file.num_tokens - first)
-        return
-    head = min(HEAD_TOKENS, file.num_tokens)
-    yield 0, head
-    if file.num_tokens > head:
-        for spot in range(1, NUM_SPOTS + 1):
-            length = min(SPOT_TOKENS, file.num_tokens - head)
-            yield head + (file.num_tokens - head - length) * spot // NUM_SPOTS, length
-
-
-def check_tokens(file: TokenFile, reader: TokenReader, limits: TokenLimits, *, full: bool) -> list[str]:
-    """Problems of the ids in one file: too large, or of another type than they are read as."""
-    limit, has_eos = limits.largest, False
-    for first, length in _stretches(file, full):
-        tokens = reader.read(file, first, length)  # (T,)
-        if first == 0 and looks_wider(tokens, limit):
-            return [
-                f"{file.path}: every second {file.dtype} token is 0 or nearly so, as when a file of "
-                f"uint{16 * file.dtype.itemsize} is read as {file.dtype}; correct data.token_dtype"
-            ]
-        if limit is not None and tokens.size and int(tokens.max()) >= limit:
-            place = int(np.argmax(tokens >= limit))
-            text = _too_large(file, first + place, int(tokens[place]), limits)
-            return [text + _narrower_hint(tokens, limit)]
-        if limits.eos_token_id is not None and first < HEAD_TOKENS:
-            has_eos = has_eos or bool((tokens == limits.eos_token_id).any())
-    if limits.eos_token_id is not None and not has_eos and file.num_tokens:
-        logger.warning(
-            "%s: no end-of-text id %d among the first %s tokens; was it made with another tokenizer?",
-            file.path,
-            limits.eos_token_id,
-            f"{min(HEAD_TOKENS, file.num_tokens):,}",
-        )
-    return []
-
-
-def _too_large(file: TokenFile, place: int, token: int, limits: TokenLimits) -> str:
-    if limits.vocab_size is not None and token >= limits.vocab_size:
-        allowed = f"the model's vocabulary has {limits.vocab_size:,}"
-    else:
-        allowed = f"the tokenizer has {limits.tokenizer_size:,}"
-    return f"{file.path}: token {place:,} is id {token:,}, but {allowed}; use the tokenizer the data were made with"
-
-
-def _narrower_hint(tokens: np.ndarray, limit: int) -> str:
-    """Says so when the bytes make good sense as tokens of half the size."""
-    if tokens.dtype.itemsize < 4:
-        return ""
-    narrower = np.dtype(f"<u{tokens.dtype.itemsize // 2}")
-    return f" (read as {narrower} every id fits: set data.token_dtype)" if tokens.view(narrower).max() < limit else ""
-
-
-def looks_wider(tokens: np.ndarray, limit: int | None) -> bool:
-    """Whether tokens look like the halves of tokens twice as wide: low half, high half, low half, ...
-
-    The high halves of real ids are tiny (0 or 1 for a vocabulary of 100,000), while the low ones are spread.
-
-    Args:
-        tokens: Beginning of a file, shape (T,).
-        limit: Size of the vocabulary, if known.
-    """
-    if tokens.dtype.itemsize > 4 or tokens.size < MIN_LIKELY_WRAP:
-        return False
-    low, high = tokens[0::2], tokens[1::2]
-    # What the high half of an id can be; 3 allows for vocabularies up to 262,144 when nothing is known.
-    most = 3 if limit is None else max((limit - 1) >> (8 * tokens.dtype.itemsize), 3)
-    if int(high.max()) <= most and np.unique(low).size > 4 * (most + 1):
-        return True
-    # High halves all zero and low ones not: this also tells for a handful of tokens.
-    return not bool(high.any()) and int(np.count_nonzero(low)) >= max(low.size - 1, MIN_LIKELY_WRAP // 2)

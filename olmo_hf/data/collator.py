@@ -21,9 +21,9 @@ class DataCollator:
     """Pads instances to one length and derives the labels.
 
     A batch has `input_ids` (int64, (B, S)) and `labels` (int64, (B, S)), and of the following those that an item
-    has: `attention_mask` (float, (B, S)), `attention_bias` ((B, 1, S, S)), `label_mask` (bool, (B, S)), `index`
-    (int64, (B,)), `instance_mask` (bool, (B,)), `doc_lens` (int32, (B, D), padded with 0 on the right whatever the
-    direction), `max_doc_lens` (list of B), `metadata` (list of B). Spec: data.md section 9.
+    has: `attention_mask` (float, (B, S)), `attention_bias` ((B, 1, S, S)), `label_mask` (bool, (B, S)), `index` and
+    `source` (int64, (B,)), `instance_mask` (bool, (B,)), `doc_lens` (int32, (B, D), padded with 0 on the right
+    whatever the direction), `max_doc_lens` (list of B), `metadata` (list of B). Spec: data.md section 9.
 
     `labels` are the input ids, not shifted, with -100 wherever `label_mask` or `instance_mask` is False,
     `attention_mask` is 0, or the position is padding. The masks they are made of stay in the batch for whoever counts
@@ -32,10 +32,13 @@ class DataCollator:
     Args:
         pad_token_id: Fills up `input_ids`.
         pad_direction: Side of the padding.
+        restart_positions: Adds `position_ids` (int64, (B, S)) that begin at 0 in every document, where there are
+            `doc_lens`.
     """
 
     pad_token_id: int
     pad_direction: Literal["left", "right"] = "right"
+    restart_positions: bool = False
 
     def __call__(self, items: Sequence[Item | torch.Tensor]) -> dict[str, Any]:
         rows: list[Item] = [item if isinstance(item, dict) else {"input_ids": item} for item in items]
@@ -52,10 +55,13 @@ class DataCollator:
         take("attention_bias", lambda values: torch.stack([self._pad_bias(v, length) for v in values]))
         take("label_mask", lambda values: self._pad(values, length, torch.bool, False))
         take("index", torch.tensor)
+        take("source", torch.tensor)
         take("instance_mask", lambda values: torch.tensor(values, dtype=torch.bool))
         if any(row.get("doc_lens") is not None for row in rows):
             batch["max_doc_lens"] = [int(max(row["doc_lens"])) for row in rows if row.get("doc_lens") is not None]
         take("doc_lens", _pad_doc_lens)
+        if self.restart_positions and "doc_lens" in batch:
+            batch["position_ids"] = document_positions(batch["doc_lens"], length)
         take("metadata", list)
         batch["labels"] = self._labels(rows, batch, length)
         return batch
@@ -115,3 +121,10 @@ def _pad_doc_lens(values: list[Any]) -> torch.Tensor:
     rows = [torch.as_tensor(value) for value in values]
     most = max(len(row) for row in rows)
     return torch.stack([F.pad(row, (0, most - len(row)), value=0) for row in rows])
+
+
+def document_positions(doc_lens: torch.Tensor, length: int) -> torch.Tensor:
+    """Position of every token in its document, (B, S), from document lengths, (B, D), that add up to S in each row."""
+    starts = doc_lens.cumsum(1) - doc_lens  # (B, D)
+    first = [torch.repeat_interleave(s, d, output_size=length) for s, d in zip(starts, doc_lens, strict=True)]
+    return torch.arange(length) - torch.stack(first)

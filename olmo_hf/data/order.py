@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from olmo_hf.data.args import OrderName
 from olmo_hf.data.epoch_order import drawn, global_indices, permuted
 from olmo_hf.data.memmap import MemMapDataset
+from olmo_hf.data.mixing import MixedDataset
 from olmo_hf.data.order_index import open_index
 from olmo_hf.errors import DataError
 
@@ -84,7 +85,7 @@ class OrderedDataset(Dataset):
 
     def __init__(
         self,
-        dataset: MemMapDataset,
+        dataset: MemMapDataset | MixedDataset,
         *,
         seed: int,
         shuffle: bool,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from olmo_hf.data.checks import FULL_STRETCH_TOKENS, TokenLimits, check_tokens
 from olmo_hf.data.manifest import Manifest, ManifestFile, file_sha256, read_manifest
+from olmo_hf.data.token_checks import FULL_STRETCH_TOKENS, TokenLimits, check_tokens
 from olmo_hf.data.token_files import TokenFile, TokenReader, open_token_file, token_dtype
 from olmo_hf.errors import DataError
 

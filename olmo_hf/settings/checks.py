@@ -52,7 +52,7 @@ def check_model(run: RunArgs) -> Iterator[str]:
 
 def check_data(run: RunArgs) -> Iterator[str]:
     """There is something to train on, and every file of masks has its file of tokens."""
-    if not run.data.paths:
+    if not run.data.paths and not run.data.sources:
         yield "data.paths: not given; name the token files, for example `paths: [data/mine/train/*.npy]`"
     yield from _check_data_section("data", run.data)
     for place, evaluator in enumerate(run.evaluation.evaluators):

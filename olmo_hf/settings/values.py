@@ -142,7 +142,8 @@ def _read(value: Any, declared: Any, key: str, problems: Problems) -> Any:
     if origin is dict or declared is dict:
         if not isinstance(value, dict):
             raise Mismatch("a mapping", "write `name: value` pairs")
-        return {str(name): _plain(item, f"{key}.{name}", problems) for name, item in value.items()}
+        content = (get_args(declared) or (str, Any))[1]
+        return {str(name): read_value(item, content, f"{key}.{name}", problems) for name, item in value.items()}
     if dataclasses.is_dataclass(declared) and isinstance(declared, type):
         return read_block(value, declared, key, problems)
     if isinstance(declared, type) and issubclass(declared, enum.Enum):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from olmo_hf.data.args import DataArgs
-from olmo_hf.data.checks import TokenLimits, check_data, looks_wider
+from olmo_hf.data.checks import check_data
 from olmo_hf.data.manifest import Manifest, ManifestFile, file_sha256, read_manifest, write_manifest
+from olmo_hf.data.token_checks import TokenLimits, looks_wider
 from olmo_hf.errors import DataError
 
 RNG = np.random.default_rng(0)

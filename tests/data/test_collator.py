@@ -89,3 +89,14 @@ def test_masks_of_some_items_touch_only_those() -> None:
         ]
     )
     assert batch["labels"].tolist() == [[1, 2], [-100, 4], [-100, -100]]
+
+
+def test_positions_begin_anew_in_every_document() -> None:
+    items = [
+        {"input_ids": list(range(5)), "doc_lens": torch.tensor([2, 1, 2], dtype=torch.int32)},
+        {"input_ids": list(range(5)), "doc_lens": torch.tensor([5], dtype=torch.int32)},
+    ]
+    batch = DataCollator(0, restart_positions=True)(items)
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 0, 1], [0, 1, 2, 3, 4]]
+    assert "position_ids" not in DataCollator(0)(items)
+    assert "position_ids" not in DataCollator(0, restart_positions=True)([{"input_ids": [1, 2]}])

@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader
 
 from olmo_hf.data import remote
 from olmo_hf.data.args import DataArgs
-from olmo_hf.data.checks import TokenLimits, check_data, resolve_files
+from olmo_hf.data.checks import check_data, resolve_files
 from olmo_hf.data.memmap import MemMapDataset
 from olmo_hf.data.remote import describe_remote, fetch, read_remote
+from olmo_hf.data.token_checks import TokenLimits
 from olmo_hf.data.token_files import expand_paths
 from olmo_hf.errors import DataError
 

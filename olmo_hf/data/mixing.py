@@ -1,0 +1,170 @@
+"""A mix of sources in exact proportions: how many instances each gives, and which.
+
+Shapes: `B` instances of a fetch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from olmo_hf.data.args import SourceArgs
+from olmo_hf.data.epoch_order import key64, permuted
+from olmo_hf.data.memmap import InstanceLocation, MemMapDataset
+from olmo_hf.errors import DataError
+
+
+@dataclass(frozen=True)
+class MixedSource:
+    """The part of one source in an epoch of the mix.
+
+    Attributes:
+        name: Its name.
+        available: Instances its files hold.
+        taken: Instances an epoch of the mix takes; more than there are means repetition.
+    """
+
+    name: str
+    available: int
+    taken: int
+
+
+def plan_mix(
+    sources: Mapping[str, SourceArgs], available: Mapping[str, int], *, sequence_length: int, mix_tokens: int | None
+) -> list[MixedSource]:
+    """How many instances of each source an epoch of the mix takes; by name, in alphabetical order.
+
+    `repeat` takes so many times what there is, `tokens` so many tokens, `weight` a share of what all weighted sources
+    give together: `mix_tokens` less what the others give, or, without it, as much as can be had without repeating any.
+    Shares are rounded by largest remainder, so that they add up exactly (Hamilton's method).
+
+    Raises:
+        DataError: A source is empty, or says more than one thing, or the numbers leave nothing for the weights.
+    """
+    problems = [f"data.sources.{name}: holds no whole instance" for name in sorted(sources) if not available[name]]
+    problems += [problem for name in sorted(sources) for problem in _source_problems(name, sources[name])]
+    if problems:
+        raise DataError("\n".join(problems))
+    taken: dict[str, int] = {}
+    for name, source in sources.items():
+        if source.tokens is not None:
+            taken[name] = source.tokens // sequence_length
+        elif source.weight is None:
+            repeat = Fraction(str(1 if source.repeat is None else source.repeat))
+            taken[name] = int(repeat * available[name])
+    weights = {name: Fraction(str(source.weight)) for name, source in sources.items() if source.weight is not None}
+    if weights:
+        whole = sum(weights.values())
+        shares = {name: weight / whole for name, weight in weights.items()}
+        if mix_tokens is None:
+            total = int(min(available[name] / share for name, share in shares.items()))
+        else:
+            total = mix_tokens // sequence_length - sum(taken.values())
+        if total < 1:
+            raise DataError(f"data.mix_tokens: found {mix_tokens}, which leaves nothing for the weighted sources")
+        taken |= _apportion(shares, total)
+    elif mix_tokens is not None:
+        raise DataError("data.mix_tokens: is set, but no source has a weight; remove it or give weights")
+    return [MixedSource(name, available[name], taken[name]) for name in sorted(sources)]
+
+
+def _source_problems(name: str, source: SourceArgs) -> list[str]:
+    given = {key: getattr(source, key) for key in ("weight", "tokens", "repeat") if getattr(source, key) is not None}
+    if len(given) > 1:
+        return [f"data.sources.{name}: found {' and '.join(given)}, expected one of weight, tokens and repeat"]
+    return [
+        f"data.sources.{name}.{key}: found {value}, expected more than 0" for key, value in given.items() if value <= 0
+    ]
+
+
+def _apportion(shares: Mapping[str, Fraction], total: int) -> dict[str, int]:
+    """Whole numbers in the proportion of the shares that add up to `total`."""
+    exact = {name: share * total for name, share in shares.items()}
+    counts = {name: int(value) for name, value in exact.items()}
+    # Ties go to the name that comes first: the result must not depend on the order of a mapping.
+    neediest = sorted(exact, key=lambda name: (counts[name] - exact[name], name))
+    for name in neediest[: total - sum(counts.values())]:
+        counts[name] += 1
+    return counts
+
+
+class MixedDataset(Dataset):
+    """Sources in the proportions of a mix, as one data set whose instances are numbered source by source.
+
+    Identical to `dataset` except that a source may give only some of its instances, or some more than once: all of
+    them as often as they fit, in file order, and the rest drawn without repetition by seed. Items also carry `source`,
+    the number of the source in alphabetical order.
+
+    Args:
+        dataset: All files of all sources, in the order of `mix`.
+        mix: The sources.
+        seed: Seed of the draw.
+    """
+
+    def __init__(self, dataset: MemMapDataset, mix: Sequence[MixedSource], *, seed: int):
+        assert sum(source.available for source in mix) == len(dataset)
+        self.dataset = dataset
+        self.mix = list(mix)
+        self.seed = seed
+        self.sequence_length = dataset.sequence_length
+        self.paths = dataset.paths
+        self._first_taken = np.concatenate([[0], np.cumsum([s.taken for s in mix], dtype=np.int64)])
+        self._first_available = np.concatenate([[0], np.cumsum([s.available for s in mix], dtype=np.int64)])
+
+    @property
+    def source_names(self) -> list[str]:
+        """Name of each source, by its number."""
+        return [source.name for source in self.mix]
+
+    def __len__(self) -> int:
+        return int(self._first_taken[-1])
+
+    def source_of(self, index: int) -> int:
+        """Number of the source of an instance."""
+        return int(np.searchsorted(self._first_taken, index, side="right")) - 1
+
+    def instance_of(self, index: int) -> int:
+        """Which instance of `dataset` an instance of the mix is.
+
+        Raises:
+            IndexError: There is no such instance.
+        """
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"instance {index} of {len(self)}")
+        index %= len(self)
+        number = self.source_of(index)
+        source = self.mix[number]
+        repetition, place = divmod(index - int(self._first_taken[number]), source.available)
+        if repetition == source.taken // source.available:
+            seed = int(key64(self.seed, number) >> np.uint64(1))
+            place = int(permuted(np.array([place]), source.available, seed=seed, epoch=repetition)[0])
+        return int(self._first_available[number]) + place
+
+    def locate(self, index: int) -> InstanceLocation:
+        """File and place of an instance."""
+        return self.dataset.locate(self.instance_of(index))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        items = self.dataset.__getitems__([self.instance_of(index) for index in indices])
+        for item, index in zip(items, indices, strict=True):
+            item["source"] = self.source_of(index % len(self))
+        return items
+
+
+def describe_mix(mix: Sequence[MixedSource], sequence_length: int) -> str:
+    """The mix as a table for people."""
+    total = sum(source.taken for source in mix)
+    width = max(len(source.name) for source in mix)
+    lines = [f"an epoch of the mix: {total:,} instances, {total * sequence_length:,} tokens"]
+    lines += [
+        f"  {source.name:{width}}  {source.taken:>12,} of {source.available:>12,} instances  "
+        f"{100 * source.taken / total:6.2f} %  x {source.taken / source.available:.3f}"
+        for source in mix
+    ]
+    return "\n".join(lines)
