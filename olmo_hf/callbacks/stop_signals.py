@@ -14,15 +14,12 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SAME_REQUEST_SECONDS = 3.0
 """Signals so close together are one request: a scheduler signals all processes, and the launcher passes on its own."""
 
-_WORKER_GRACE_SECONDS = 60
-
 
 class StopSignals:
     """While installed, the first request is noted in `received`; a second one does what it would have done before.
 
-    Processes forked meanwhile (data loader workers) inherit the handlers. A scheduler signals them too, but their
-    parent still needs them for the step under way: the first request is passed over, and a timer makes sure that a
-    worker which its parent cannot reach any more ends all the same.
+    Processes forked meanwhile inherit the handlers and pay no attention to them: there a signal does what it always
+    did. Data loader workers have their own rule (`training.worker_signals`).
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,17 +43,12 @@ class StopSignals:
         self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        in_worker = os.getpid() != self._process
-        if self._first_at is None:
+        if os.getpid() != self._process:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self._first_at is None:
             self._first_at = self._clock()
-            if in_worker:
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(_WORKER_GRACE_SECONDS)
-            else:
-                self.received = signal.Signals(number)
+            self.received = signal.Signals(number)
         elif self._clock() - self._first_at > SAME_REQUEST_SECONDS:
-            if in_worker:
-                signal.signal(number, signal.SIG_DFL)
-            else:
-                self.restore()
+            self.restore()
             os.kill(os.getpid(), number)

@@ -16,6 +16,7 @@ from olmo_hf.training import checkpoints, commit
 from olmo_hf.training.flow import kind_of_save
 from olmo_hf.training.learning import LearningTrainer
 from olmo_hf.training.state import RunState, compare_identity, load_run_state
+from olmo_hf.training.worker_signals import outlive_first_request
 
 
 class RestartingTrainer(LearningTrainer):
@@ -66,6 +67,7 @@ class RestartingTrainer(LearningTrainer):
             prefetch_factor=self.args.dataloader_prefetch_factor if workers else None,
             persistent_workers=workers > 0,
             generator=torch.Generator().manual_seed(self.args.seed),
+            worker_init_fn=outlive_first_request,
         )
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
