@@ -1,13 +1,14 @@
 """OLMo-2 pretraining, native to the Hugging Face stack.
 
-Importing this package makes the Auto classes of transformers know the model type `olmo_hf`, and `datasets` the
-builder `olmo_memmap`. The public names are loaded when they are first used.
+With this package imported, the Auto classes of transformers know the model type `olmo_hf`, and `datasets` the builder
+`olmo_memmap`, whichever is imported first. Public names, and all heavy packages, are loaded when they are first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from olmo_hf.model.registration import register_auto_classes, register_model_type
+from olmo_hf.when_imported import when_imported
 
 if TYPE_CHECKING:
     from olmo_hf.config_file import load_run
@@ -49,4 +50,10 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-register_model_type()
+def _register_dataset_builder() -> bool:
+    import_module("olmo_hf.data.hf_builder").register_dataset_builder()
+    return True
+
+
+when_imported("transformers", register_model_type)
+when_imported("datasets", _register_dataset_builder)

@@ -49,6 +49,13 @@ def test_help_lists_every_verb_without_importing_it(verbs, capsys):
     assert "olmo_hf.cli.say_it" not in sys.modules
 
 
+def test_help_imports_nothing_heavy():
+    code = "import sys; from olmo_hf.cli.main import main; main(['--help']);"
+    code += "print([name for name in ('torch', 'transformers', 'datasets', 'numpy') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+
+
 def test_a_verb_gets_its_arguments_and_gives_the_exit_status(verbs, capsys):
     assert cli.main(["say-it", "yes", "--times", "2"]) == 0
     assert capsys.readouterr().out == "yesyes\n"
