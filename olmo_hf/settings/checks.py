@@ -103,8 +103,8 @@ def check_resume(run: RunArgs) -> Iterator[str]:
         yield "training.resume: empty; write auto, never or the path of a checkpoint"
     if training.resume not in _NOT_A_PATH:
         return
-    for name in ("reset_optimizer", "reset_trainer_state", "fast_forward_batches"):
-        if getattr(training, name):
+    for name in ("reset_optimizer", "reset_trainer_state", "fast_forward_batches", "start_epoch"):
+        if getattr(training, name) not in (None, False, 0):
             yield (
                 f"training.{name}: found {shown(getattr(training, name))} with `training.resume: {training.resume}`, "
                 "which would repeat it at every restart; name the checkpoint in `training.resume`"

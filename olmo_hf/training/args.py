@@ -123,6 +123,15 @@ class TrainingArgs:
     clip_groups: Literal["fused", "parameter"] = "fused"
     """Adaptive clipping: q, k, v share one limit and gate, up another, as in the original; or each tensor its own."""
 
+    nan_policy: Literal["stop", "skip"] = "stop"
+    """A gradient or loss that is no number: `stop` ends the run before the update, `skip` leaves the update out."""
+
+    max_skipped_steps: int = 10
+    """`nan_policy: skip` only: the run ends when more updates than this would be left out in a row."""
+
+    optimizer_metrics_steps: int | None = None
+    """Steps between detailed metrics: norm and extremes of every gradient, parameter and moment. None: never."""
+
     loss_denominator: Literal["label_tokens", "batch_tokens"] = "label_tokens"
     """What token losses are divided by: labelled targets of the global batch, or every token of it (the original)."""
 
@@ -154,6 +163,9 @@ class TrainingArgs:
 
     fast_forward_batches: int = 0
     """With a path in `resume`: skip this many global batches, once."""
+
+    start_epoch: int | None = None
+    """With a path in `resume`: read this epoch of the data order from its beginning. None: go on where it stood."""
 
     stop_at: int | None = None
     """Last step of this launch; the schedule is not changed by it."""

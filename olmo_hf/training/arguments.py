@@ -54,6 +54,15 @@ class OlmoTrainingArguments(TrainingArguments):
     clip_groups: Literal["fused", "parameter"] = TrainingArgs.clip_groups
     """Tensors that adaptive clipping takes together."""
 
+    nan_policy: Literal["stop", "skip"] = TrainingArgs.nan_policy
+    """A gradient or loss that is no number: `stop` ends the run before the update, `skip` leaves the update out."""
+
+    max_skipped_steps: int = TrainingArgs.max_skipped_steps
+    """`nan_policy: skip` only: the run ends when more updates than this would be left out in a row."""
+
+    optimizer_metrics_steps: int | None = TrainingArgs.optimizer_metrics_steps
+    """Steps between detailed metrics: norm and extremes of every gradient, parameter and moment. None: never."""
+
     loss_denominator: Literal["label_tokens", "batch_tokens"] = TrainingArgs.loss_denominator
     """What token losses are divided by."""
 
@@ -83,6 +92,9 @@ class OlmoTrainingArguments(TrainingArguments):
 
     fast_forward_batches: int = TrainingArgs.fast_forward_batches
     """When resuming: skip so many global batches, once."""
+
+    start_epoch: int | None = TrainingArgs.start_epoch
+    """When resuming: read this epoch of the data order from its beginning."""
 
     stop_step: int | None = None
     """Last step of this launch, where it is earlier than the end of the run."""

@@ -20,7 +20,9 @@ NOT_ARCHITECTURE = ("transformers_version", "dtype", "use_cache", "architectures
 
 def without_resets(training: TrainingArgs) -> TrainingArgs:
     """For a launch that continues its own run: what the first launch reset or skipped is not done again."""
-    return replace(training, reset_optimizer=False, reset_trainer_state=False, fast_forward_batches=0)
+    return replace(
+        training, reset_optimizer=False, reset_trainer_state=False, fast_forward_batches=0, start_epoch=None
+    )
 
 
 def run_identity(model: PreTrainedModel, dataset: OrderedDataset) -> dict[str, Any]:

@@ -26,8 +26,6 @@ class RestartingTrainer(LearningTrainer):
     resumed_from: RunState | None
     step_ids: list[int]
     flops_per_token: int | None
-    _position: DataPosition
-    _fast_forwarded: int
 
     @property
     def run_dir(self) -> Path:
@@ -91,6 +89,7 @@ class RestartingTrainer(LearningTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Identical to `Trainer.train` except that `True` means the newest checkpoint that verifies."""
         checkpoint: Path | None = None
+        self.resumed_from = None
         if resume_from_checkpoint is True:
             checkpoint, _ = commit.newest_whole(self.run_dir)
             if checkpoint is None:
@@ -102,19 +101,30 @@ class RestartingTrainer(LearningTrainer):
         return super().train(str(checkpoint) if checkpoint is not None else None, *args, **kwargs)
 
     def _take_up(self, checkpoint: Path) -> None:
-        """Read where the run of a checkpoint stands, and start the data there."""
+        """Read where the run of a checkpoint stands, and start the data there.
+
+        Continuing from the run's own directory, nothing is skipped again: an earlier launch did that.
+        """
         self.resumed_from = state = load_run_state(checkpoint)
-        if differences := compare_identity(state.identity, self.identity) if self.identity else []:
-            raise ConfigError([f"{checkpoint} belongs to another run: {difference}" for difference in differences])
-        if self.args.reset_trainer_state:
+        is_own = checkpoint.resolve().parent == self.run_dir.resolve()
+        self._require_same_run(checkpoint, state)
+        if self.args.reset_trainer_state or not isinstance(self.train_dataset, OrderedDataset):
             return
-        self._position, self._fast_forwarded = state.position, state.fast_forwarded
-        skip = self.args.fast_forward_batches
-        if isinstance(self.train_dataset, OrderedDataset):
-            if skip and skip != state.fast_forwarded:
-                self._position = self._advance(self.train_dataset, self._position, skip)
-                self._fast_forwarded = skip
-            self.train_dataset = self.train_dataset.starting_at(self._position)
+        position = state.position
+        if not is_own and self.args.start_epoch is not None and self.args.start_epoch != position.epoch:
+            position = DataPosition(epoch=self.args.start_epoch)
+        if not is_own and self.args.fast_forward_batches:
+            position = self._advance(self.train_dataset, position, self.args.fast_forward_batches)
+        self.train_dataset = self.train_dataset.starting_at(position)
+
+    def _require_same_run(self, checkpoint: Path, state: RunState) -> None:
+        saved, current = state.identity, self.identity
+        if self.args.reset_trainer_state:  # another stage: the data may be new, the architecture may not
+            saved, current = ({k: v for k, v in one.items() if k != "data"} for one in (saved, current))
+        if not saved or not current:
+            return
+        if differences := compare_identity(saved, current):
+            raise ConfigError([f"{checkpoint} belongs to another run: {difference}" for difference in differences])
 
     def _advance(self, dataset: OrderedDataset, position: DataPosition, steps: int) -> DataPosition:
         return advance(position, steps, global_batch_size=self.global_batch_size, num_instances=dataset.num_instances)
@@ -185,9 +195,9 @@ class RestartingTrainer(LearningTrainer):
         sharded = self.is_fsdp_enabled
         kind = kind_of_save(self.args, self.state, stopping=self.control.should_training_stop, sharded=sharded)
         start_step = self.resumed_from.step if self.resumed_from and not self.args.reset_trainer_state else 0
-        position = self._position
+        position = DataPosition()
         if isinstance(self.train_dataset, OrderedDataset):
-            position = self._advance(self.train_dataset, position, step - start_step)
+            position = self._advance(self.train_dataset, self.train_dataset.start, step - start_step)
         scaler = getattr(self.accelerator, "scaler", None)
         states: dict[str, list[dict[str, Any]]] = {}
         for callback in self.olmo_callbacks:
@@ -204,7 +214,6 @@ class RestartingTrainer(LearningTrainer):
                 identity=self.identity,
                 scaler=scaler.state_dict() if scaler is not None else None,
                 callbacks=states,
-                fast_forwarded=self._fast_forwarded,
             ),
             trainer_state=self.state,
             tokenizer=cast("PreTrainedTokenizerBase | None", self.processing_class),

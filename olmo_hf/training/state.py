@@ -36,9 +36,6 @@ class RunState:
     callbacks: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
     """Class name -> one state per callback of that class, in order."""
 
-    fast_forwarded: int = 0
-    """Batches skipped by `fast_forward_batches`; they are not skipped again by a later restart."""
-
 
 def save_run_state(state: RunState, directory: Path) -> None:
     """Write `run_state.json`."""

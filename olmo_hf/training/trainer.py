@@ -48,7 +48,6 @@ class OlmoTrainer(RestartingTrainer):
         self.flops_per_token = flops_per_token
         self.resumed_from = None
         self.step_ids = []
-        self._position, self._fast_forwarded = DataPosition(), 0
         callbacks = [StopAndSave(), *(kwargs.pop("callbacks", None) or [])]
         if isinstance(kwargs.get("train_dataset"), MemMapDataset | OrderedDataset):
             kwargs.setdefault("data_collator", DataCollator(pad_token_id=0))
