@@ -22,6 +22,15 @@ SHOWN_BAD = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `prepare-data`. Defaults are those of `PrepareOptions`."""
     default = PrepareOptions(output="")
+    _add_sources(parser, default)
+    tokenizer = parser.add_argument_group("tokenizer")
+    tokenizer.add_argument("--tokenizer", metavar="PATH", help="directory, tokenizer.json or hub name")
+    tokenizer.add_argument("--train-tokenizer", type=int, metavar="VOCAB_SIZE", help="instead: train one of this size")
+    tokenizer.add_argument("--eos-token", metavar="TOKEN", help="its end-of-text token, if it does not name one")
+    _add_output(parser, default)
+
+
+def _add_sources(parser: argparse.ArgumentParser, default: PrepareOptions) -> None:
     sources = parser.add_argument_group("sources")
     sources.add_argument(
         "sources",
@@ -51,10 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="give up beyond N unreadable documents (default: %(default)s)",
     )
-    tokenizer = parser.add_argument_group("tokenizer")
-    tokenizer.add_argument("--tokenizer", metavar="PATH", help="directory, tokenizer.json or hub name")
-    tokenizer.add_argument("--train-tokenizer", type=int, metavar="VOCAB_SIZE", help="instead: train one of this size")
-    tokenizer.add_argument("--eos-token", metavar="TOKEN", help="its end-of-text token, if it does not name one")
+
+
+def _add_output(parser: argparse.ArgumentParser, default: PrepareOptions) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--output", metavar="DIR", help="gets tokenizer/, train/ and validation/")
     output.add_argument(

@@ -40,15 +40,34 @@ def build_train_data(
     Raises:
         DataError: The data cannot be used; the message holds every problem found.
     """
-    order_seed = seed if args.seed is None else args.seed
-    dataset = _build_dataset(
+    limits = TokenLimits(vocab_size=vocab_size, eos_token_id=eos_token_id)
+    _refuse_problems(args, limits, global_train_batch_size)
+    ordered = open_train_data(
         args,
-        limits=TokenLimits(vocab_size=vocab_size, eos_token_id=eos_token_id),
+        seed=seed,
+        eos_token_id=eos_token_id,
         pad_token_id=pad_token_id,
-        global_batch_size=global_train_batch_size,
-        seed=order_seed,
+        global_train_batch_size=global_train_batch_size,
+        start=start,
     )
-    ordered = OrderedDataset(
+    if isinstance(ordered.dataset, MixedDataset):
+        logger.info("%s", describe_mix(ordered.dataset.mix, args.sequence_length))
+    return ordered, build_collator(pad_token_id, args.document_positions)
+
+
+def open_train_data(
+    args: DataArgs,
+    *,
+    seed: int,
+    eos_token_id: int | None,
+    pad_token_id: int | None,
+    global_train_batch_size: int,
+    start: DataPosition,
+) -> OrderedDataset:
+    """Identical to `build_train_data` except that no token is looked at: for whoever only asks about the order."""
+    order_seed = seed if args.seed is None else args.seed
+    dataset = _open_dataset(args, eos_token_id=eos_token_id, pad_token_id=pad_token_id, seed=order_seed)
+    return OrderedDataset(
         dataset,
         seed=order_seed,
         shuffle=args.shuffle,
@@ -57,7 +76,6 @@ def build_train_data(
         order=args.order,
         index_dir=default_index_dir(len(dataset)) if args.index_dir is None else args.index_dir,
     )
-    return ordered, build_collator(pad_token_id, args.document_positions)
 
 
 def build_eval_data(
@@ -68,13 +86,9 @@ def build_eval_data(
     Raises:
         DataError: The data cannot be used; the message holds every problem found.
     """
-    dataset = _build_dataset(
-        args,
-        limits=TokenLimits(vocab_size=vocab_size, eos_token_id=eos_token_id),
-        pad_token_id=pad_token_id,
-        global_batch_size=None,
-        seed=0 if args.seed is None else args.seed,
-    )
+    _refuse_problems(args, TokenLimits(vocab_size=vocab_size, eos_token_id=eos_token_id), None)
+    seed = 0 if args.seed is None else args.seed
+    dataset = _open_dataset(args, eos_token_id=eos_token_id, pad_token_id=pad_token_id, seed=seed)
     return dataset, build_collator(pad_token_id, args.document_positions)
 
 
@@ -83,9 +97,7 @@ def build_collator(pad_token_id: int | None, document_positions: Literal["keep",
     return DataCollator(0 if pad_token_id is None else pad_token_id, restart_positions=document_positions == "reset")
 
 
-def _build_dataset(
-    args: DataArgs, *, limits: TokenLimits, pad_token_id: int | None, global_batch_size: int | None, seed: int
-) -> MemMapDataset | MixedDataset:
+def _refuse_problems(args: DataArgs, limits: TokenLimits, global_batch_size: int | None) -> None:
     problems = check_data(args, limits=limits, global_batch_size=global_batch_size)
     if args.order != "shuffle" and not args.shuffle:
         problems.append(f"data.order: found {args.order!r} with data.shuffle: false; remove one of them")
@@ -98,13 +110,18 @@ def _build_dataset(
         )
     if problems:
         raise DataError(describe_problems(problems))
+
+
+def _open_dataset(
+    args: DataArgs, *, eos_token_id: int | None, pad_token_id: int | None, seed: int
+) -> MemMapDataset | MixedDataset:
     files = resolve_files(args)
     dataset = MemMapDataset(
         files.paths,
         sequence_length=args.sequence_length,
         token_dtype=files.token_dtype,
         label_mask_paths=files.label_mask_paths,
-        eos_token_id=limits.eos_token_id,
+        eos_token_id=eos_token_id,
         pad_token_id=pad_token_id,
         instance_filter=args.instance_filter,
         generate_doc_lens=args.document_masking,
@@ -113,7 +130,6 @@ def _build_dataset(
     if not files.source_sizes:
         return dataset
     mix = mix_of(args, files, [last - first for first, last in dataset.file_offsets])
-    logger.info("%s", describe_mix(mix, args.sequence_length))
     return MixedDataset(dataset, mix, seed=seed)
 
 

@@ -1,0 +1,240 @@
+"""`olmo-hf inspect-data`: what a run reads, step by step, as ids and as text."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from olmo_hf.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from olmo_hf.args import RunArgs
+    from olmo_hf.data.order import OrderedDataset
+
+HELP = "show which instances a step reads and their text, from a config or a run; statistics; differences"
+
+SHOWN_CHARACTERS = 300
+"""Text shown of an instance unless all is asked for."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the verb."""
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="a run's YAML, or the directory of a run")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="override a setting; may be repeated"
+    )
+    parser.add_argument("--step", type=int, metavar="N", help="step to show, from 1")
+    parser.add_argument("--rank", type=int, metavar="R", help="only what this rank reads of it")
+    parser.add_argument(
+        "--world-size", type=int, metavar="W", help="number of ranks (default: of the recorded run, or 1)"
+    )
+    parser.add_argument("--full-text", action="store_true", help="show all of the text")
+    parser.add_argument("--ids-only", action="store_true", help="show no text")
+    parser.add_argument(
+        "--recorded", action="store_true", help="of a run: show what was recorded; without --step, compare every step"
+    )
+    parser.add_argument(
+        "--compare", type=Path, metavar="OTHER", help="compare with the order of another config or run"
+    )
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="steps compared (default: %(default)s)")
+    parser.add_argument("--statistics", action="store_true", help="documents, lengths, filter decisions, sources")
+    parser.add_argument(
+        "--max-instances", type=int, default=10_000, metavar="N", help="instances looked at for statistics"
+    )
+    parser.add_argument("--picture", type=Path, metavar="PNG", help="draw the statistics")
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Answers what was asked. Returns 1 when a record or an order disagrees."""
+    if namespace.step is None and not (namespace.recorded or namespace.compare or namespace.statistics):
+        raise DataError("nothing is asked: give --step, --recorded, --compare or --statistics")
+    settings, data = open_run_data(namespace.config, namespace.set, namespace.world_size)
+    if namespace.compare is not None:
+        other = open_run_data(namespace.compare, namespace.set, namespace.world_size)[1]
+        return _compare(data, other, namespace.steps)
+    if namespace.statistics:
+        return _statistics(settings, data, namespace)
+    if namespace.step is None:
+        return _agreement(namespace.config, data)
+    return _show_step(settings, data, namespace)
+
+
+def open_run_data(config: Path, overrides: list[str], world_size: int | None) -> tuple["RunArgs", "OrderedDataset"]:
+    """The settings of a run and its data in their order, from its beginning.
+
+    `world_size` matters only where the config leaves the global batch size to the number of ranks.
+    """
+    from olmo_hf.config_file import load_run
+    from olmo_hf.data.build import open_train_data
+    from olmo_hf.data.order import DataPosition
+    from olmo_hf.training.batch_plan import global_batch_size
+
+    path = config / "config.yaml" if config.is_dir() else config
+    settings = load_run(path, [f"--{override}" for override in overrides])
+    data = open_train_data(
+        settings.data,
+        seed=settings.training.seed,
+        eos_token_id=_eos_token_id(settings),
+        pad_token_id=None,
+        global_train_batch_size=global_batch_size(settings.training, 1 if world_size is None else world_size),
+        start=DataPosition(),
+    )
+    return settings, data
+
+
+def _tokenizer_folder(settings: "RunArgs") -> str | None:
+    """The run's tokenizer, or the one its data were made with."""
+    from olmo_hf.data.checks import manifest_beside, resolve_files
+
+    if settings.model.tokenizer is not None:
+        return settings.model.tokenizer
+    first = resolve_files(settings.data).paths[0]
+    manifest = manifest_beside(first)
+    return None if manifest is None else str(Path(first).parent / manifest.tokenizer)
+
+
+def _eos_token_id(settings: "RunArgs") -> int | None:
+    from olmo_hf.data.checks import manifest_beside, resolve_files
+
+    manifest = manifest_beside(resolve_files(settings.data).paths[0])
+    if manifest is not None:
+        return manifest.eos_token_id
+    if settings.model.tokenizer is None:
+        configured = settings.model.config.get("eos_token_id")
+        return configured if isinstance(configured, int) else None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(settings.model.tokenizer).eos_token_id
+
+
+def _decoder(settings: "RunArgs") -> Callable[["np.ndarray"], str]:
+    """Turns tokens into text; into numbers where there is no tokenizer."""
+    folder = _tokenizer_folder(settings)
+    if folder is None:
+        return lambda tokens: " ".join(map(str, tokens.tolist()))
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return lambda tokens: str(tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False))
+
+
+def _show_step(settings: "RunArgs", data: "OrderedDataset", namespace: argparse.Namespace) -> int:
+    import numpy as np
+
+    from olmo_hf.data.inspection import ids_of_rank, ids_of_step, inspect_instances
+
+    record = _record(namespace.config) if namespace.config.is_dir() else []
+    world_size = max(len(record), 1) if namespace.world_size is None else namespace.world_size
+    ids = ids_of_step(data, namespace.step)
+    ranks = range(world_size) if namespace.rank is None else [namespace.rank]
+    parts = {rank: ids_of_rank(ids, rank, world_size) for rank in ranks}
+    disagrees = False
+    if record:
+        found = {rank: record[rank].get(namespace.step) for rank in ranks if rank < len(record)}
+        disagrees = any(ids is not None and ids != parts[rank].tolist() for rank, ids in found.items())
+        if namespace.recorded:
+            parts = {rank: np.array(ids, np.int64) for rank, ids in found.items() if ids is not None}
+        missing = [rank for rank, ids in found.items() if ids is None]
+        for rank in missing:
+            print(f"step {namespace.step} of rank {rank} was not recorded")
+        if not missing:
+            print(f"what was recorded {'DIFFERS FROM' if disagrees else 'agrees with'} the order")
+    elif namespace.recorded:
+        raise DataError(f"{namespace.config}: holds no data-indices; name the directory of a run that recorded them")
+    decode = None if namespace.ids_only else _decoder(settings)
+    for rank, part in parts.items():
+        print(f"step {namespace.step}, rank {rank} of {world_size}: {', '.join(map(str, part.tolist()))}")
+        if decode is None:
+            continue
+        for instance in inspect_instances(data, part):
+            where = f"{instance.path}, token {instance.offset_tokens:,}"
+            source = "" if instance.source is None else f", source {instance.source}"
+            masked = "" if instance.is_kept else ", masked as repetitive"
+            print(f"\n--- instance {instance.instance_id} ({where}{source}{masked})")
+            text = decode(instance.tokens)
+            cut = len(text) > SHOWN_CHARACTERS and not namespace.full_text
+            print(text[:SHOWN_CHARACTERS] + f" ... ({len(text):,} characters)" if cut else text)
+    return 1 if disagrees else 0
+
+
+def _record(run_dir: Path) -> list[dict[int, list[int]]]:
+    """What each rank recorded."""
+    from olmo_hf.callbacks.data_indices import data_indices_path, read_data_indices
+
+    found: list[dict[int, list[int]]] = []
+    while (path := data_indices_path(run_dir, len(found))).is_file():
+        found.append(read_data_indices(path))
+    return found
+
+
+def _agreement(run_dir: Path, data: "OrderedDataset") -> int:
+    from olmo_hf.data.inspection import compare_with_record
+
+    record = _record(run_dir)
+    if not record:
+        raise DataError(f"{run_dir}: holds no data-indices; name the directory of a run that recorded them")
+    agreement = compare_with_record(data, record)
+    print(f"{len(agreement.steps):,} steps of {len(record)} ranks were recorded")
+    if not agreement.disagreeing:
+        print("all agree with the order")
+        return 0
+    shown = ", ".join(map(str, agreement.disagreeing[:20]))
+    print(f"{len(agreement.disagreeing):,} differ from the order: {shown}")
+    return 1
+
+
+def _compare(first: "OrderedDataset", second: "OrderedDataset", steps: int) -> int:
+    from olmo_hf.data.inspection import compare_orders
+
+    difference = compare_orders(first, second, steps)
+    if difference.first_reordered_step is None:
+        print(f"the first {steps:,} steps read the same instances in the same order")
+        return 0
+    if difference.first_different_step is None:
+        print(f"all {steps:,} steps read the same instances; within step {difference.first_reordered_step} the order")
+        print("differs")
+    else:
+        print(f"the first step that reads something else is step {difference.first_different_step}")
+    print(
+        f"in {steps:,} steps {difference.shared:,} instances are read by both, {difference.only_first:,} only by the "
+        f"first, {difference.only_second:,} only by the second"
+    )
+    return 1
+
+
+def _statistics(settings: "RunArgs", data: "OrderedDataset", namespace: argparse.Namespace) -> int:
+    import numpy as np
+
+    from olmo_hf.data.args import InstanceFilterArgs
+    from olmo_hf.data.inspection import dataset_statistics
+
+    window = settings.data.instance_filter
+    statistics = dataset_statistics(
+        data.dataset,
+        eos_token_id=_eos_token_id(settings),
+        instance_filter=InstanceFilterArgs() if window is None else window,
+        max_instances=namespace.max_instances,
+    )
+    print(f"{statistics.num_instances:,} instances of {data.dataset.sequence_length:,} tokens")
+    print(f"{statistics.num_inspected:,} looked at, evenly spread:")
+    print(
+        f"  {statistics.num_masked:,} would be masked as repetitive"
+        if window is None
+        else f"  {statistics.num_masked:,} are masked as repetitive"
+    )
+    print(f"  {100 * statistics.learned_tokens / statistics.tokens:.2f} % of the tokens are learned")
+    if statistics.document_lengths.size:
+        quantiles = np.quantile(statistics.document_lengths, [0.1, 0.5, 0.9]).astype(int).tolist()
+        print(f"  {statistics.num_whole_documents:,} documents end in them; their pieces have")
+        print(f"  {quantiles[0]:,} (10 %), {quantiles[1]:,} (half), {quantiles[2]:,} (90 %) tokens or fewer")
+    total = sum(statistics.instances_by_source.values())
+    for name, count in statistics.instances_by_source.items():
+        print(f"  {100 * count / total:6.2f} %  {count:>12,}  {name}")
+    if namespace.picture is not None:
+        from olmo_hf.report.data_picture import draw_statistics
+
+        draw_statistics(statistics, namespace.picture)
+        print(namespace.picture)
+    return 0

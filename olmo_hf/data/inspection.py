@@ -1,0 +1,227 @@
+"""Questions about the data of a run, answered without training.
+
+Shapes: `S` tokens of an instance, `W` ranks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from olmo_hf.data.args import InstanceFilterArgs
+from olmo_hf.data.documents import document_lengths
+from olmo_hf.data.filters import keep_instance
+from olmo_hf.data.memmap import MemMapDataset
+from olmo_hf.data.mixing import MixedDataset
+from olmo_hf.data.order import OrderedDataset
+from olmo_hf.errors import DataError
+
+
+@dataclass(frozen=True)
+class InspectedInstance:
+    """One instance of a step.
+
+    Attributes:
+        instance_id: Its id.
+        path: File it lies in.
+        offset_tokens: First token in that file.
+        source: Name of its source in a mix.
+        tokens: Its tokens, shape (S,).
+        is_kept: Whether the repetition filter leaves its labels.
+    """
+
+    instance_id: int
+    path: str
+    offset_tokens: int
+    source: str | None
+    tokens: np.ndarray
+    is_kept: bool
+
+
+def ids_of_step(data: OrderedDataset, step: int) -> np.ndarray:
+    """Ids of the instances that step `step` (from 1) reads over all ranks, in their order.
+
+    Raises:
+        DataError: Steps count from 1.
+    """
+    if step < 1:
+        raise DataError(f"--step: found {step}, expected 1 or more")
+    return data.instance_ids((step - 1) * data.global_batch_size, step * data.global_batch_size)
+
+
+def ids_of_rank(ids: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """The part of a step's ids that one rank reads.
+
+    Raises:
+        DataError: There is no such rank, or the batch cannot be dealt to so many.
+    """
+    if not 0 <= rank < world_size:
+        raise DataError(f"--rank: found {rank}, expected 0 to {world_size - 1} (--world-size {world_size})")
+    if ids.size % world_size:
+        raise DataError(f"--world-size: a global batch of {ids.size} instances cannot be dealt to {world_size} ranks")
+    return ids[rank::world_size]
+
+
+def inspect_instances(data: OrderedDataset, ids: np.ndarray) -> Iterator[InspectedInstance]:
+    """What instances are and where they lie."""
+    dataset = data.dataset
+    for instance_id in ids.tolist():
+        item = dataset[instance_id]
+        place = dataset.locate(instance_id)
+        source = dataset.source_names[item["source"]] if isinstance(dataset, MixedDataset) else None
+        yield InspectedInstance(
+            instance_id=instance_id,
+            path=place.path,
+            offset_tokens=place.offset_tokens,
+            source=source,
+            tokens=item["input_ids"].numpy(),
+            is_kept=bool(item.get("instance_mask", True)),
+        )
+
+
+@dataclass(frozen=True)
+class OrderDifference:
+    """How two orders differ.
+
+    Attributes:
+        steps: Steps compared.
+        first_different_step: First step, from 1, that reads something else. None: there is none.
+        first_reordered_step: First step that reads its instances in another order. None: there is none.
+        shared: Instances that both read in these steps.
+        only_first: Instances only the first reads.
+        only_second: Instances only the second reads.
+    """
+
+    steps: int
+    first_different_step: int | None
+    first_reordered_step: int | None
+    shared: int
+    only_first: int
+    only_second: int
+
+
+def compare_orders(first: OrderedDataset, second: OrderedDataset, steps: int) -> OrderDifference:
+    """Compares what two runs read in their first steps, by place in the files, not by id.
+
+    Two lists of files number their instances differently; what is compared is file and offset.
+    """
+    different, reordered = None, None
+    seen: list[set[tuple[str, int]]] = [set(), set()]
+    for step in range(1, steps + 1):
+        places = [_places(data, ids_of_step(data, step)) for data in (first, second)]
+        for total, found in zip(seen, places, strict=True):
+            total.update(found)
+        if different is None and sorted(places[0]) != sorted(places[1]):
+            different = step
+        if reordered is None and places[0] != places[1]:
+            reordered = step
+    return OrderDifference(
+        steps=steps,
+        first_different_step=different,
+        first_reordered_step=reordered,
+        shared=len(seen[0] & seen[1]),
+        only_first=len(seen[0] - seen[1]),
+        only_second=len(seen[1] - seen[0]),
+    )
+
+
+def _places(data: OrderedDataset, ids: np.ndarray) -> list[tuple[str, int]]:
+    found = [data.dataset.locate(instance_id) for instance_id in ids.tolist()]
+    return [(place.path, place.offset_tokens) for place in found]
+
+
+@dataclass(frozen=True)
+class DatasetStatistics:
+    """What is in a data set, from some of its instances.
+
+    Attributes:
+        num_instances: Instances of the data set.
+        num_inspected: Instances looked at, evenly spread.
+        document_lengths: Length of every piece of a document found in them, in tokens. Empty without an eos id.
+        num_whole_documents: End-of-text tokens among them.
+        num_masked: Instances the repetition filter masks, or would mask if it were on.
+        learned_tokens: Tokens with a label, of all that were looked at.
+        tokens: Tokens looked at.
+        instances_by_source: Instances of an epoch by source, or by file where there are no sources.
+    """
+
+    num_instances: int
+    num_inspected: int
+    document_lengths: np.ndarray
+    num_whole_documents: int
+    num_masked: int
+    learned_tokens: int
+    tokens: int
+    instances_by_source: dict[str, int]
+
+
+def dataset_statistics(
+    dataset: MemMapDataset | MixedDataset,
+    *,
+    eos_token_id: int | None,
+    instance_filter: InstanceFilterArgs,
+    max_instances: int,
+) -> DatasetStatistics:
+    """Looks at up to `max_instances` instances, evenly spread over the data set."""
+    count = min(max_instances, len(dataset))
+    lengths, whole, masked, learned, tokens = [], 0, 0, 0, 0
+    for number in range(count):
+        item = dataset[number * len(dataset) // count]
+        ids = item["input_ids"].numpy()
+        kept = keep_instance(ids, instance_filter)
+        masked += not kept
+        tokens += ids.size
+        if item.get("instance_mask", True):
+            learned += int(item["label_mask"].sum()) if "label_mask" in item else ids.size
+        if eos_token_id is not None:
+            lengths.append(document_lengths(ids, eos_token_id))
+            whole += int(np.count_nonzero(ids == eos_token_id))
+    return DatasetStatistics(
+        num_instances=len(dataset),
+        num_inspected=count,
+        document_lengths=np.concatenate(lengths) if lengths else np.empty(0, np.int32),
+        num_whole_documents=whole,
+        num_masked=masked,
+        learned_tokens=learned,
+        tokens=tokens,
+        instances_by_source=_instances_by_source(dataset),
+    )
+
+
+def _instances_by_source(dataset: MemMapDataset | MixedDataset) -> dict[str, int]:
+    if isinstance(dataset, MixedDataset):
+        return {source.name: source.taken for source in dataset.mix}
+    counts: dict[str, int] = {}
+    for path, (first, last) in zip(dataset.paths, dataset.file_offsets, strict=True):
+        counts[path] = counts.get(path, 0) + last - first
+    return counts
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Whether a run read what its order says.
+
+    Attributes:
+        steps: Steps that were recorded by every rank.
+        disagreeing: Those among them in which some rank read something else.
+    """
+
+    steps: list[int]
+    disagreeing: list[int]
+
+
+def compare_with_record(data: OrderedDataset, recorded: list[dict[int, list[int]]]) -> Agreement:
+    """Compares a run's recorded ids, by rank and step, with its order.
+
+    Args:
+        data: The order, from the beginning of the run.
+        recorded: For each of the W ranks, its ids by step.
+    """
+    steps = sorted(set.intersection(*(set(ids) for ids in recorded)))
+    disagreeing = []
+    for step in steps:
+        ids = ids_of_step(data, step)
+        expected = [ids[rank :: len(recorded)].tolist() for rank in range(len(recorded))]
+        if expected != [of_rank[step] for of_rank in recorded]:
+            disagreeing.append(step)
+    return Agreement(steps, disagreeing)
