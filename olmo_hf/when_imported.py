@@ -16,8 +16,8 @@ from typing import Any
 def when_imported(package: str, action: Callable[[], bool]) -> None:
     """Calls `action` whenever an import of modules of a package has come to its end, until it returns True.
 
-    It is called only when no module of the package is half imported, so `action` may import more of it. It is called
-    at once too, when the package is there already.
+    It is called only when no module of that package or of this one is half imported, so `action` may import more of
+    both. It is called at once too, when the package is there already.
 
     Args:
         package: name of a top-level package.
@@ -31,7 +31,7 @@ class _Watcher(MetaPathFinder):
     """Stands before Python's own finders and lets them find, but hears of every import's end."""
 
     def __init__(self, package: str, action: Callable[[], bool]):
-        self.package = package
+        self.packages = (package, __name__.partition(".")[0])
         self.action = action
         self.depth = 0
         self.is_looking = False
@@ -40,8 +40,8 @@ class _Watcher(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's own spec for modules of the package; None for every other module."""
-        if self.is_looking or fullname.partition(".")[0] != self.package:
+        """The module's own spec for modules of the two packages; None for every other module."""
+        if self.is_looking or fullname.partition(".")[0] not in self.packages:
             return None
         self.is_looking = True
         try:
@@ -55,14 +55,16 @@ class _Watcher(MetaPathFinder):
     def _listen(self, loader: Any) -> None:
         """Replaces `exec_module` of this one loader until it is called; a module may be looked up and not imported."""
 
+        inner = loader.exec_module  # the class's own, or that of another watcher
+
         def execute(module: ModuleType) -> None:
-            del loader.exec_module  # the class's own is back
+            vars(loader).pop("exec_module", None)
             self.depth += 1
             try:
-                loader.exec_module(module)
+                inner(module)
             finally:
                 self.depth -= 1
-            if self.depth == 0 and not self.is_acting and self in sys.meta_path:
+            if self.depth == 0 and not self.is_acting and self in sys.meta_path and self.packages[0] in sys.modules:
                 self._act()
 
         loader.exec_module = execute

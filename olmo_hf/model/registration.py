@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def register_model_type() -> bool:
-    """Teach those Auto classes that have been imported the model type `olmo_hf`; returns whether all have been."""
+    """Teach those Auto classes that have been imported the model type `olmo_hf`; returns whether all have been.
+
+    Called by `when_imported`, which waits until no module of transformers and of this package is half imported.
+    """
     configs = sys.modules.get("transformers.models.auto.configuration_auto")
     if configs is None:
         return False
