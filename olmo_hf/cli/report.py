@@ -13,12 +13,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output-dir", type=Path, help="where report.html and loss.png go (default: the first run's directory)"
     )
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="for every loss spike, compute the loss of each instance with the last checkpoint before it",
+    )
 
 
 def run(namespace: argparse.Namespace) -> int:
     """Writes the report and says where it is."""
     from olmo_hf.report.write import write_report
 
-    html, png = write_report(namespace.runs, namespace.output_dir)
+    html, png = write_report(namespace.runs, namespace.output_dir, explain=namespace.explain)
     print(f"{html} ({html.stat().st_size / 1e6:.1f} MB)\n{png}", file=sys.stdout)
     return 0

@@ -12,6 +12,9 @@ import numpy as np
 from olmo_hf.callbacks.json_lines import EVENTS_FILE, METRICS_FILE, read_json_lines
 from olmo_hf.errors import DataError
 
+LAUNCHES_FILE = "launches.jsonl"
+"""In the run directory: one row per launch, with what was changed since the one before."""
+
 _WANTED = ("train/", "eval/", "throughput/", "System/")
 _WANTED_OPTIM = ("optim/total_grad_norm", "optim/clipping_rate", "optim/learning_rate_group", "optim/update_cos_sim")
 
@@ -37,6 +40,7 @@ class History:
     run_dir: Path
     series: dict[str, Series]
     events: list[dict[str, Any]] = field(default_factory=list)
+    launches: list[dict[str, Any]] = field(default_factory=list)
     num_rows: int = 0
 
     def events_called(self, name: str) -> list[dict[str, Any]]:
@@ -106,7 +110,7 @@ def _number(value: Any) -> float:
 
 
 def load_history(run_dir: Path) -> History:
-    """Reads `metrics.jsonl` and `events.jsonl` of a run, finished, in progress or dead.
+    """Reads the record of a run (`metrics.jsonl`, `events.jsonl`, `launches.jsonl`), finished, in progress or dead.
 
     Raises:
         DataError: there is no run, or it has logged nothing yet.
@@ -124,7 +128,9 @@ def load_history(run_dir: Path) -> History:
         columns.add(row)
     if not columns.steps:
         raise DataError(f"{metrics_path} holds no row yet; wait until the run has logged a step.")
-    return History(run_dir.name, run_dir, columns.series(), events, num_rows=len(columns.steps))
+    launches_path = run_dir / LAUNCHES_FILE
+    launches = list(read_json_lines(launches_path)) if launches_path.is_file() else []
+    return History(run_dir.name, run_dir, columns.series(), events, launches, num_rows=len(columns.steps))
 
 
 def _rows_with_starts(path: Path, starts: list[dict[str, Any]], columns: _Columns) -> Iterator[dict[str, Any]]:

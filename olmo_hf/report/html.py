@@ -124,30 +124,14 @@ def _marks(run: History) -> list[dict[str, Any]]:
 
 
 def _launches(run: History) -> list[list[str]]:
-    starts = run.events_called("start")
+    """Rows of the table of launches: when, at which step, on what, and which settings were new."""
     rows = []
-    for number, event in enumerate(starts):
-        before = starts[number - 1].get("settings", {}) if number else event.get("settings", {})
-        changes = changed_settings(before, event.get("settings", {}))
-        rows.append(
-            [
-                _clock_time(event.get("time")),
-                f"{event['step']:,}",
-                str(event.get("world_size", "")),
-                "; ".join(changes),
-            ]
-        )
+    for launch in run.launches:
+        versions = ", ".join(f"{name} {number}" for name, number in launch.get("versions", {}).items())
+        where = f"{launch.get('world_size', '?')} on {launch.get('host', '?')}"
+        when = str(launch.get("time", "")).replace("T", " ").replace("+00:00", " UTC")
+        rows.append([when, f"{launch.get('step', 0):,}", where, versions, "\n".join(launch.get("changed", []))])
     return rows
-
-
-def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """One entry per setting (by dotted name) that differs, `name: old -> new`."""
-    names = sorted(before.keys() | after.keys())
-    return [
-        f"{name}: {before.get(name, 'unset')} -> {after.get(name, 'unset')}"
-        for name in names
-        if before.get(name, "unset") != after.get(name, "unset")
-    ]
 
 
 def _happenings(run: History) -> list[list[str]]:

@@ -7,14 +7,18 @@ from olmo_hf.errors import DataError
 from olmo_hf.report.history import load_history
 from olmo_hf.report.html import render_page
 from olmo_hf.report.png import draw_overview
+from olmo_hf.report.spikes import describe_spikes
 
 
-def write_report(run_dirs: Sequence[Path], output_dir: Path | None = None) -> tuple[Path, Path]:
+def write_report(
+    run_dirs: Sequence[Path], output_dir: Path | None = None, *, explain: bool = False
+) -> tuple[Path, Path]:
     """Writes `report.html` and `loss.png`; works on runs that are going on or were killed.
 
     Args:
         run_dirs: one run, or several to compare.
         output_dir: where to write. None: into the first run's directory.
+        explain: compute the loss of every instance of a spike with the checkpoint before it.
 
     Returns:
         The two paths.
@@ -28,11 +32,12 @@ def write_report(run_dirs: Sequence[Path], output_dir: Path | None = None) -> tu
         raise DataError(
             f"Two of the runs have the same name ({', '.join(names)}); rename a directory to tell them apart."
         )
+    spikes = {run.name: describe_spikes(run, explain=explain) for run in runs}
     target = run_dirs[0] if output_dir is None else output_dir
     html_path, png_path = target / "report.html", target / "loss.png"
     try:
         target.mkdir(parents=True, exist_ok=True)
-        html_path.write_text(render_page(runs), encoding="utf-8")
+        html_path.write_text(render_page(runs, spikes), encoding="utf-8")
         draw_overview(runs, png_path)
     except OSError as error:
         raise DataError(

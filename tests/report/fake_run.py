@@ -56,13 +56,14 @@ def make_run(run_dir: Path, steps: int = 200, restart_at: int = 100, seed: int =
             if spike:
                 event(step, launch, "loss_spike", loss=row["train/CrossEntropyLoss"], z=20.0)
 
-    event(0, 0, "start", max_steps=steps, world_size=2, settings={"training.learning_rate": 1e-3, "name": "x"})
+    event(0, 0, "start", max_steps=steps, world_size=2)
     train(1, int(1.2 * restart_at), 0, 0.0)
-    event(
-        restart_at, 1, "start", max_steps=steps, world_size=2, settings={"training.learning_rate": 2e-3, "name": "x"}
-    )
+    event(restart_at, 1, "start", max_steps=steps, world_size=2)
     train(restart_at + 1, steps, 1, 0.001)
     write_lines(run_dir / "metrics.jsonl", rows, end='{"step": 201, "trai')
     write_lines(run_dir / "events.jsonl", events)
+    launches: list[dict[str, Any]] = [{"time": "2026-11-30T00:00:00+00:00", "step": 0, "world_size": 2, "host": "a"}]
+    launches.append({**launches[0], "step": restart_at, "changed": ["- old: 1", "+ old: 2"]})
+    write_lines(run_dir / "launches.jsonl", launches)
     (run_dir / "config.yaml").write_text("name: <script>alert(1)</script>\ntraining:\n  learning_rate: 2.0e-3\n")
     return run_dir

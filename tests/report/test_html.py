@@ -8,7 +8,7 @@ import pytest
 
 from olmo_hf.report.charts import CHARTS, metrics_of
 from olmo_hf.report.history import Series, load_history
-from olmo_hf.report.html import changed_settings, render_page
+from olmo_hf.report.html import render_page
 from olmo_hf.report.packing import pack_column, pack_series
 from tests.report.fake_run import make_run
 
@@ -34,7 +34,7 @@ def test_the_page_holds_the_curves_and_what_happened(run_dir: Path) -> None:
     assert [mark["step"] for mark in run["marks"] if mark["kind"] == "restart"] == [100]
     assert [mark["step"] for mark in run["marks"] if mark["kind"] == "spike"] == [150]
     assert [mark["step"] for mark in run["marks"] if mark["kind"] == "evaluation"] == [50, 100, 150, 200]
-    assert run["launches"][1][1:] == ["100", "2", "training.learning_rate: 0.001 -> 0.002"]
+    assert run["launches"][1] == ["2026-11-30 00:00:00 UTC", "100", "2 on a", "", "- old: 1\n+ old: 2"]
     titles = [chart["title"] for chart in data["charts"]]
     assert titles[0] == "Loss"
     assert data["charts"][0]["names"] == ["train/CrossEntropyLoss", "eval/c4/CrossEntropyLoss"]
@@ -79,11 +79,6 @@ def test_a_long_curve_is_thinned_but_keeps_extremes_and_true_means() -> None:
 def test_pack_column_keeps_what_json_cannot_say() -> None:
     assert np.isnan(unpack(pack_column(np.array([np.nan]), "f32"))[0])
     assert unpack(pack_column(np.array([-np.inf, 1e300]), "f32")).tolist() == [-np.inf, np.inf]
-
-
-def test_changed_settings() -> None:
-    assert changed_settings({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}) == ["b: 2 -> 3", "c: unset -> 4"]
-    assert changed_settings({}, {}) == []
 
 
 def test_downstream_metrics_and_perplexities_find_their_charts() -> None:

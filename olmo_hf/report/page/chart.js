@@ -6,8 +6,8 @@ class Chart {
     const box = make("input", { type: "checkbox", checked: this.log });
     box.onchange = () => { this.log = box.checked; this.draw(); };
     this.legend = make("div", { className: "legend" });
-    for (const [name, color] of new Map(lines.map(line => [line.label, line.color])))
-      this.legend.append(this.toggle(name, color));
+    for (const line of new Map(lines.map(line => [line.label, line])).values())
+      this.legend.append(this.toggle(line.label, line));
     const log = make("label", { className: "log" }, box, " log");
     const card = make("div", { className: "chart" }, make("h3", { textContent: spec.title }),
       make("span", { className: "unit", textContent: spec.unit }), log, this.legend, this.canvas);
@@ -16,8 +16,11 @@ class Chart {
     this.listen();
     charts.push(this);
   }
-  toggle(name, color) {
-    const swatch = make("i"); swatch.style.background = color;
+  toggle(name, { color, dash }) {
+    const swatch = make("i"), many = DATA.runs.length > 1;  // then the colour says the run, the dash the metric
+    swatch.style.background = many && dash.length ?
+      `repeating-linear-gradient(90deg, currentColor 0 ${dash[0]}px, transparent 0 ${dash[0] + dash[1]}px)` :
+      many ? "currentColor" : color;
     const button = make("button", { type: "button" }, swatch, name);
     button.onclick = () => {
       this.hidden.has(name) ? this.hidden.delete(name) : this.hidden.add(name);

@@ -61,7 +61,7 @@ function words() {
         make("p", { textContent: spike.note })));
     }
     if (run.launches.length) events.append(make("h2", { textContent: `Launches${of}` }),
-      table(["began", "at step", "processes", "changed settings"], run.launches));
+      table(["began", "at step", "processes", "versions", "changed settings"], run.launches));
     if (run.happenings.length) events.append(make("h2", { textContent: `Events${of}` }),
       table(["when", "step", "what"], run.happenings));
     if (run.settings) settings.append(make("h2", { textContent: `Settings${of}` }),
