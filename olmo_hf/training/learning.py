@@ -19,8 +19,12 @@ from olmo_hf.training.callback import OlmoCallback
 from olmo_hf.training.clipping import AdaptiveClipper, GradientNorms, clip_by_global_norm, gradient_norms
 from olmo_hf.training.loss import LossTerms, count_labels
 from olmo_hf.training.loss_in_model import LossSettings, loss_settings, model_loss_sums
-from olmo_hf.training.optimizers import build_optimizer, parameter_groups
+from olmo_hf.training.metrics import perplexity
+from olmo_hf.training.nan_policy import SkippedSteps, Verdict, is_finite, judge_step, not_a_number_message
+from olmo_hf.training.optimizers import UpdateRecorder, build_optimizer
+from olmo_hf.training.parameter_groups import parameter_groups
 from olmo_hf.training.schedulers import TokenClockLR, clip_factor_for_update, learning_rate_curve
+from olmo_hf.training.tensor_statistics import detailed_metrics
 from olmo_hf.training.tensors import Table, plain_name
 
 KEPT_LOGS = 1000
@@ -40,7 +44,9 @@ class LearningTrainer(Trainer):
         forward = inspect.signature(self.accelerator.unwrap_model(self.model).forward)
         self._forward_names = set(forward.parameters)
         self._step_tokens = 0
-        self._ce = self._z = torch.zeros((), dtype=torch.float64)
+        self._ce = self._z = self._step_ce = self._step_z = torch.zeros((), dtype=torch.float64)
+        self._skipped = SkippedSteps()
+        self._details: dict[str, float] = {}
         self._logged_steps = 0
         self._clipping_rate = torch.zeros(())
         self._clipper: AdaptiveClipper | None = None
@@ -126,23 +132,27 @@ class LearningTrainer(Trainer):
         )
 
     def _count(self, terms: LossTerms, denominator: torch.Tensor | int) -> None:
-        """Add a micro-batch to what the next log line says; nothing here waits for the device."""
-        self._ce = self._ce.to(terms.ce_sum.device) + terms.ce_sum / denominator
-        self._z = self._z.to(terms.z_sum.device) + terms.z_sum / denominator
+        """Add a micro-batch to the loss of this step; nothing here waits for the device."""
+        self._step_ce = self._step_ce.to(terms.ce_sum.device) + terms.ce_sum / denominator
+        self._step_z = self._step_z.to(terms.z_sum.device) + terms.z_sum / denominator
 
     # ---- gradients ----
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """Identical to `Trainer` except for adaptive clipping, and for stopping before an update that is no number.
+        """Identical to `Trainer` except for adaptive clipping, and for no update that is not a number.
 
         Returns:
             The norm of all gradients before clipping; the same on every rank.
         """
+        self._set_clock()
         self.accelerator.unscale_gradients(self.optimizer)
         names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
         norms = gradient_norms(parameters)
-        if self.accelerator.scaler is None:
-            self._require_finite(norms)
+        if not self._may_update(norms):
+            for parameter in parameters:
+                parameter.grad = None  # every optimizer passes over what has no gradient: no decay, no momentum
+            return norms.total
+        self._collect_details()
         factor = self._clip_factor()
         if self.args.max_grad_norm_ratio > 0:
             ratio = self.args.max_grad_norm_ratio * factor
@@ -156,14 +166,52 @@ class LearningTrainer(Trainer):
         """Identical to `Trainer` except that adaptive clipping also works with `max_grad_norm` off."""
         return self._clip_grad_norm(model) if grad_norm is None else grad_norm
 
-    def _require_finite(self, norms: GradientNorms) -> None:
-        # The one wait for the device in a step: an update that is not a number must not happen.
-        if not bool(norms.total.isfinite()):
-            raise TrainingError(
-                f"step {self.state.global_step + 1}: the gradient is not a number; no weight was changed and no "
-                f"checkpoint written. This rank read the instances {self.step_ids}; look at them, or lower "
-                "training.learning_rate"
+    def _may_update(self, norms: GradientNorms) -> bool:
+        """Judges the step's gradient and counts its loss; with float16 an overflow is the scaler's business."""
+        finite = is_finite(norms, self._step_ce + self._step_z)
+        if self.accelerator.scaler is not None:
+            self._skipped.total += not finite
+            verdict: Verdict = "update"
+        else:
+            verdict = judge_step(
+                finite,
+                policy=self.args.nan_policy,
+                skipped=self._skipped,
+                max_skipped_in_a_row=self.args.max_skipped_steps,
             )
+        if verdict == "stop":
+            raise TrainingError(
+                not_a_number_message(
+                    step=self.state.global_step + 1,
+                    rank=self.args.process_index,
+                    instance_ids=self.step_ids,
+                    skipped=self._skipped,
+                    grad_norm=float(norms.total),
+                    loss=float(self._step_ce + self._step_z),
+                )
+            )
+        if finite:
+            self._ce, self._z = self._ce + self._step_ce, self._z + self._step_z
+            self._logged_steps += 1
+        else:
+            self._tr_loss.nan_to_num_(0.0, 0.0, 0.0)  # a sum of the Trainer's that would stay NaN for ever
+        self._step_ce, self._step_z = torch.zeros_like(self._step_ce), torch.zeros_like(self._step_z)
+        return verdict == "update"
+
+    def _set_clock(self) -> None:
+        """Brings the schedule to where the run stands: an overflow in float16 reads a batch without stepping it."""
+        clock = self.lr_scheduler
+        if isinstance(clock, TokenClockLR) and clock.completed_steps != self.state.global_step:
+            clock.set_clock(step=self.state.global_step, tokens_seen=self._tokens_before_step())
+
+    def _collect_details(self) -> None:
+        """On the steps that ask for it: what every tensor looks like, and a note to the optimizer to tell more."""
+        every = self.args.optimizer_metrics_steps
+        due = every is not None and (self.state.global_step + 1) % every == 0
+        if due:
+            self._details = detailed_metrics(self.inner_optimizer)
+        if isinstance(self.inner_optimizer, UpdateRecorder):
+            self.inner_optimizer.record_next = due and self.args.record_update_metrics
 
     def _clip_factor(self) -> float:
         if self.args.scheduler is None:
@@ -264,7 +312,6 @@ class LearningTrainer(Trainer):
         """Identical to `Trainer` except that tokens of all ranks are counted on the host, once per optimizer step."""
         if self.accelerator.sync_gradients:
             self.state.num_input_tokens_seen += self._step_tokens
-            self._logged_steps += 1
 
     # ---- metrics ----
 
@@ -277,12 +324,14 @@ class LearningTrainer(Trainer):
 
     def _training_metrics(self, logs: dict[str, float]) -> dict[str, float]:
         # One collective for both; every rank gets the same numbers.
-        sums = all_reduce_sum(torch.stack([self._ce, self._z])) / max(self._logged_steps, 1)
-        ce, z = (sums / (self.get_tp_size())).tolist()
+        sums = all_reduce_sum(torch.stack([self._ce, self._z])) / self.get_tp_size()
+        # Steps whose update was left out are not in the mean; where there were no others it is NaN (0 / 0).
+        ce, z = (sums / self._logged_steps).tolist()
         self._ce, self._z, self._logged_steps = torch.zeros_like(self._ce), torch.zeros_like(self._z), 0
         metrics = {
             "train/CrossEntropyLoss": ce,
-            "train/Perplexity": float(torch.tensor(ce, dtype=torch.float64).exp()),
+            "train/Perplexity": perplexity(ce),
+            "loss": ce + z,
         }
         if self.args.z_loss_weight != 0.0:
             metrics["train/ZLoss"] = z
@@ -291,6 +340,17 @@ class LearningTrainer(Trainer):
         for i, rate in enumerate(self._used_learning_rates(logs)):
             metrics[f"optim/learning_rate_group{i}"] = rate
         metrics["optim/clipping_rate"] = float(self._clipping_rate)
+        if self.args.nan_policy == "skip" or self.accelerator.scaler is not None:
+            metrics["train/skipped_steps"] = self._skipped.total
+        if self._details and self._clipper is not None:
+            norms = self._clipper.running_norms
+            values = torch.stack(list(norms.values())).tolist()
+            metrics.update({f"optim/grad_norm_exp_avg/{name}": v for name, v in zip(norms, values, strict=True)})
+        metrics.update(self._details)
+        self._details = {}
+        if isinstance(self.inner_optimizer, UpdateRecorder):
+            updates = self.inner_optimizer.pop_update_metrics()
+            metrics.update({f"optim/{name}": float(value) for name, value in updates.items()})
         metrics["throughput/total_tokens"] = self.state.num_input_tokens_seen
         for callback in self.olmo_callbacks:
             metrics.update(callback.collect_metrics(self.state))

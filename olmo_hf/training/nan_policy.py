@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from olmo_hf.distributed import all_reduce_sum
 from olmo_hf.training.clipping import GradientNorms
 
 NanPolicy = Literal["stop", "skip"]
@@ -23,20 +24,24 @@ class SkippedSteps:
     """Those since the last update."""
 
 
-def is_finite(norms: GradientNorms, loss: torch.Tensor) -> torch.Tensor:
-    """Whether the update may happen: scalar boolean tensor, on the device.
+def is_finite(norms: GradientNorms, loss: torch.Tensor) -> bool:
+    """Whether the update may happen: no rank has a gradient or a loss that is NaN or infinite.
 
-    The norm of all gradients is the same on all ranks, and a loss that is no number makes the reduced gradient none
-    either; the loss of this rank is looked at as well, for models whose loss can overflow while its gradient does not.
+    A collective, and the one wait for the device in a step: an update that is no number must not happen.
+
+    Args:
+        norms: of all gradients, after their reduction over ranks.
+        loss: what this rank contributed to the loss of the step, scalar.
     """
-    return norms.total.isfinite() & loss.isfinite()
+    broken = ~(norms.total.isfinite() & loss.isfinite())
+    return not bool(all_reduce_sum(broken.float()) > 0)
 
 
 def judge_step(finite: bool, *, policy: NanPolicy, skipped: SkippedSteps, max_skipped_in_a_row: int) -> Verdict:
-    """Decides on one update and counts it. Pure but for the count.
+    """Decides on one update and counts it; the same on every rank.
 
     Args:
-        finite: `is_finite`, agreed on by all ranks.
+        finite: what `is_finite` said.
         policy: `stop` ends the run at the first such step; `skip` leaves the update out.
         skipped: counted up here.
         max_skipped_in_a_row: with `skip`, the run ends when one more than this would be skipped without an update.
@@ -60,5 +65,5 @@ def not_a_number_message(
         f"step {step}, rank {rank}: the update is not a number (loss of this rank {loss}, gradient norm {grad_norm})"
         f"{before}. No weight was changed and no checkpoint overwritten. This rank read the instances "
         f"{list(instance_ids)}: look at them with `olmo-hf inspect-data`; or lower training.learning_rate, lower "
-        "training.max_grad_norm, or set training.nan_policy to skip"
+        "training.max_grad_norm, or let such steps be skipped (training.nan_policy, training.max_skipped_steps)"
     )

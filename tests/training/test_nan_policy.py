@@ -37,12 +37,23 @@ def test_skip_ends_after_too_many_in_a_row():
 def test_nan_and_infinity_are_seen_in_loss_and_gradient(value, where):
     parameter, loss = torch.nn.Parameter(torch.zeros(3)), torch.tensor(1.0)
     parameter.grad = torch.ones(3)
-    assert is_finite(gradient_norms([parameter]), loss).item() is True
+    assert is_finite(gradient_norms([parameter]), loss) is True
     if where == "loss":
         loss = torch.tensor(value)
     else:
         parameter.grad[1] = value
-    assert is_finite(gradient_norms([parameter]), loss).item() is False
+    assert is_finite(gradient_norms([parameter]), loss) is False
+
+
+def one_broken_rank(rank):
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.ones(3)
+    loss = torch.tensor(float("inf") if rank == 1 else 1.0)
+    return [is_finite(gradient_norms([parameter]), loss), is_finite(gradient_norms([parameter]), torch.tensor(1.0))]
+
+
+def test_all_ranks_see_what_one_has(two_ranks):
+    assert two_ranks(one_broken_rank) == [[False, True], [False, True]]
 
 
 def test_the_message_names_step_rank_and_instances():
