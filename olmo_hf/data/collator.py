@@ -42,10 +42,14 @@ class DataCollator:
 
     def __call__(self, items: Sequence[Item | torch.Tensor]) -> dict[str, Any]:
         rows: list[Item] = [item if isinstance(item, dict) else {"input_ids": item} for item in items]
-        length = max(len(row["input_ids"]) for row in rows)
+        lengths = [_length(row["input_ids"]) for row in rows]
+        length = max(lengths)
+        present = {key for row in rows for key in row}
         batch: dict[str, Any] = {}
 
         def take(key: str, make: Callable[[list[Any]], Any]) -> None:
+            if key not in present:
+                return
             values = [row[key] for row in rows if row.get(key) is not None]
             if values:
                 batch[key] = make(values)
@@ -57,24 +61,22 @@ class DataCollator:
         take("index", torch.tensor)
         take("source", torch.tensor)
         take("instance_mask", lambda values: torch.tensor(values, dtype=torch.bool))
-        if any(row.get("doc_lens") is not None for row in rows):
+        if "doc_lens" in present:
             batch["max_doc_lens"] = [int(max(row["doc_lens"])) for row in rows if row.get("doc_lens") is not None]
         take("doc_lens", _pad_doc_lens)
         if self.restart_positions and "doc_lens" in batch:
             batch["position_ids"] = document_positions(batch["doc_lens"], length)
         take("metadata", list)
-        batch["labels"] = self._labels(rows, batch, length)
+        batch["labels"] = self._labels(rows, batch, lengths)
         return batch
 
-    def _labels(self, rows: list[Item], batch: dict[str, Any], length: int) -> torch.Tensor:
+    def _labels(self, rows: list[Item], batch: dict[str, Any], lengths: list[int]) -> torch.Tensor:
         """Input ids, unshifted, with -100 at everything that is not trained on, (B, S)."""
         labels = batch["input_ids"].clone()
-        for row_labels, row in zip(labels, rows, strict=True):
-            missing = length - len(row["input_ids"])
+        for number, missing in enumerate(max(lengths) - length for length in lengths):
             if missing:
-                row_labels[slice(None, missing) if self.pad_direction == "left" else slice(-missing, None)] = (
-                    IGNORE_INDEX
-                )
+                padding = slice(None, missing) if self.pad_direction == "left" else slice(-missing, None)
+                labels[number, padding] = IGNORE_INDEX
         for key in ("label_mask", "attention_mask", "instance_mask"):
             having = [number for number, row in enumerate(rows) if row.get(key) is not None]
             if having:
@@ -100,6 +102,11 @@ class DataCollator:
         size = bias.shape[-1]
         fill = False if bias.dtype == torch.bool else float("-inf")
         return F.pad(bias.reshape(1, size, size), self._sides(length - size) * 2, value=fill)
+
+
+def _length(values: Any) -> int:
+    # `len` of a tensor takes as long as the rest of the collator together.
+    return values.shape[0] if isinstance(values, torch.Tensor) else len(values)
 
 
 def _whole_batch(values: list[Any], length: int, dtype: torch.dtype) -> torch.Tensor | None:

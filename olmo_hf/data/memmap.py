@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from olmo_hf.data.args import InstanceFilterArgs
 from olmo_hf.data.documents import document_lengths
@@ -105,37 +105,54 @@ class MemMapDataset(Dataset):
         Raises:
             IndexError: There is no such instance.
         """
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"instance {index} of {len(self)}")
-        index = int(index) % len(self)
-        file_index = int(np.searchsorted(self._first_instance, index, side="right")) - 1
-        offset_tokens = (index - int(self._first_instance[file_index])) * self.instance_stride_tokens
+        (file_index,), (offset_tokens,) = self._locate([index])
         return InstanceLocation(self.paths[file_index], file_index, offset_tokens)
+
+    def _locate(self, indices: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Number of the file, and first token in it, of every instance."""
+        ids = np.asarray(indices, dtype=np.int64)  # (B,)
+        outside = (ids < -len(self)) | (ids >= len(self))
+        if outside.any():
+            raise IndexError(f"instance {ids[outside][0]} of {len(self)}")
+        ids = np.where(ids < 0, ids + len(self), ids)
+        files = np.searchsorted(self._first_instance, ids, side="right") - 1  # (B,)
+        offsets = (ids - self._first_instance[files]) * self.instance_stride_tokens  # (B,)
+        return files.tolist(), offsets.tolist()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Many instances at once. Their tensors are rows of one batch tensor, which a collator can take whole."""
-        shape = (len(indices), self.sequence_length)
-        places = [self.locate(index) for index in indices]
-        input_ids = np.empty(shape, dtype=np.int64)  # (B, S)
-        for row, place in enumerate(places):
-            input_ids[row] = self._reader.read(
-                self._files[place.file_index], place.offset_tokens, self.sequence_length
-            )
-        items: list[dict[str, Any]] = [{"input_ids": row} for row in torch.from_numpy(input_ids)]
+        files, offsets = self._locate(indices)
+        input_ids = self._rows(self._files, files, offsets, torch.int64)  # (B, S)
+        items: list[dict[str, Any]] = [{"input_ids": row} for row in input_ids]
         if self._masks is not None:
-            label_mask = np.empty(shape, dtype=np.bool_)  # (B, S)
-            for row, place in enumerate(places):
-                label_mask[row] = self._reader.read(
-                    self._masks[place.file_index], place.offset_tokens, self.sequence_length
-                )
-            for item, mask in zip(items, torch.from_numpy(label_mask), strict=True):
+            for item, mask in zip(items, self._rows(self._masks, files, offsets, torch.bool), strict=True):
                 item["label_mask"] = mask
-        for item, tokens, place in zip(items, input_ids, places, strict=True):
-            self._add_derived(item, tokens, place.file_index)
+        if self._derives:
+            for item, tokens, file_index in zip(items, input_ids.numpy(), files, strict=True):
+                self._add_derived(item, tokens, file_index)
         return items
+
+    @property
+    def _derives(self) -> bool:
+        return (
+            self.instance_filter is not None
+            or self._metadata is not None
+            or self.generate_attention_mask
+            or self.generate_doc_lens
+        )
+
+    def _rows(
+        self, sources: Sequence[TokenFile], files: list[int], offsets: list[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """One stretch of a file per row, (B, S)."""
+        rows = _empty(len(files), self.sequence_length, dtype)
+        target = rows.numpy()
+        for row, (file_index, offset) in enumerate(zip(files, offsets, strict=True)):
+            target[row] = self._reader.read(sources[file_index], offset, self.sequence_length)
+        return rows
 
     def _add_derived(self, item: dict[str, Any], tokens: np.ndarray, file_index: int) -> None:
         """Adds what follows from the tokens of one instance."""
@@ -149,6 +166,14 @@ class MemMapDataset(Dataset):
         if self.generate_doc_lens:
             assert self.eos_token_id is not None
             item["doc_lens"] = torch.from_numpy(document_lengths(tokens, self.eos_token_id))  # (D,)
+
+
+def _empty(num_rows: int, sequence_length: int, dtype: torch.dtype) -> torch.Tensor:
+    """A batch tensor, in a worker already in the memory that it shares with the process it is for: one copy less."""
+    if get_worker_info() is None:
+        return torch.empty(num_rows, sequence_length, dtype=dtype)
+    storage = torch.UntypedStorage._new_shared(num_rows * sequence_length * dtype.itemsize)
+    return torch.empty(0, dtype=dtype).set_(storage, 0, (num_rows, sequence_length), (sequence_length, 1))
 
 
 def _metadata_per_file(

@@ -8,7 +8,7 @@ import glob
 import io
 import os
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -181,9 +181,10 @@ class TokenReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Bound here: at the end of the process the module's names may be gone already.
         for descriptor in self._descriptors.values():
-            os.close(descriptor)
+            close(descriptor)
 
     def read(self, file: TokenFile, first_token: int, num_tokens: int) -> np.ndarray:
         """Tokens `[first_token, first_token + num_tokens)` of a file, read-only, in the file's type.
