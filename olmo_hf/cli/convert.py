@@ -117,7 +117,8 @@ def _make_resumable(source: Path, wanted: "Checkpoint", directory: Path) -> list
                 epoch=counters.get("epoch", 0), instances=counters.get("global_train_examples_seen_this_epoch", 0)
             ),
         )
-        trainer_state = TrainerState(global_step=state.step, num_input_tokens_seen=state.tokens)
+        # The Trainer compares train_batch_size with the new launch's (a warning); it must be a number.
+        trainer_state = TrainerState(global_step=state.step, num_input_tokens_seen=state.tokens, train_batch_size=1)
         trainer_state.save_to_json(str(directory / TRAINER_STATE))
     save_run_state(state, directory)
     names = [str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()]

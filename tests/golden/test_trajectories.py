@@ -20,12 +20,14 @@ import yaml
 from safetensors.torch import load_file
 
 import train_hf
+from olmo_hf.cli import main as cli
 from tests import runs
 from tests.golden.native import save_as_checkpoint, to_hf
 
 GOLDEN = Path(__file__).parent / "10_trajectories"
 RUNS = json.loads((GOLDEN / "index.json").read_text())
-FROM_THE_START = [name for name, run in RUNS.items() if run["load_checkpoint"] is None]
+HALF_WAY = GOLDEN.parent / "11_checkpoints" / "step30-unsharded"
+"""The original's checkpoint from which the t04 runs go on."""
 
 SPREAD_FACTOR = 5
 SMALLEST_CE, SMALLEST_NORM, SMALLEST_WEIGHT = 2e-5, 1e-4, 2e-5
@@ -73,6 +75,7 @@ def our_settings(name: str, directory: Path) -> dict[str, Any]:
             "max_grad_norm_ratio": 0.0 if ratio is None else ratio,
             "z_loss_weight": z_loss_weight,
             "loss_denominator": "batch_tokens",
+            **continuation(name, directory),
             "scheduler": {
                 "name": scheduler["name"],
                 "units": scheduler["units"],
@@ -87,6 +90,33 @@ def our_settings(name: str, directory: Path) -> dict[str, Any]:
         },
         "callbacks": {"console": None},
     }
+
+
+def continuation(name: str, directory: Path) -> dict[str, Any]:
+    """What the runs that start from the original's checkpoint reset, skip or keep."""
+    config = RUNS[name]["config"]
+    if RUNS[name]["load_checkpoint"] is None:
+        return {}
+    resets = config.get("reset_optimizer_state", False)
+    # without its data position the original starts counting at zero too
+    restarts = config.get("reset_trainer_state", False) or not config.get("restore_dataloader", True)
+    return {
+        "resume": str(directory / "init"),
+        "reset_optimizer": resets,
+        "reset_trainer_state": restarts,
+        "fast_forward_batches": config.get("fast_forward_batches", 0),
+        "start_epoch": config.get("epoch"),
+        # the original warms up again whenever the optimizer was reset and the counters were not
+        "bolt_on_warmup": config["scheduler"]["t_warmup"] if resets and not restarts else 0,
+    }
+
+
+def write_start(name: str, directory: Path) -> None:
+    """The weights a run starts from, or the original's checkpoint made ours."""
+    if RUNS[name]["load_checkpoint"] is None:
+        save_as_checkpoint(GOLDEN / "init.safetensors", RUNS[name]["config"]["model"], directory / "init")
+    else:
+        assert cli.main(["convert", str(HALF_WAY), str(directory / "init")]) == 0
 
 
 CLIP_WARMUP = ("grad_clip_warmup", "grad_clip_warmup_factor")
@@ -118,11 +148,11 @@ def train(config: Path, world_size: int) -> None:
     subprocess.run([*launcher, str(runs.ROOT / "train_hf.py"), str(config)], env=runs.environment(), check=True)
 
 
-@pytest.fixture(scope="module", params=FROM_THE_START)
+@pytest.fixture(scope="module", params=RUNS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     name = request.param
     directory = tmp_path_factory.mktemp(name)
-    save_as_checkpoint(GOLDEN / "init.safetensors", RUNS[name]["config"]["model"], directory / "init")
+    write_start(name, directory)
     (directory / "run.yaml").write_text(yaml.safe_dump(our_settings(name, directory)))
     train(directory / "run.yaml", RUNS[name]["world_size"])
     variants = RUNS[name]["spread_vs_reference"].values()
