@@ -1,6 +1,7 @@
-"""The part of the trainer that learns: loss, gradients, optimizer, learning rate, and what is logged of them."""
+"""The part of the trainer that learns: loss, learning rate, and what is logged of them."""
 
 import inspect
+import math
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -8,49 +9,30 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from transformers import Trainer
-from transformers.training_args import OptimizerNames
 
 from olmo_hf.data.order import OrderedDataset
 from olmo_hf.distributed import all_reduce_sum
-from olmo_hf.errors import TrainingError
-from olmo_hf.training.arguments import OlmoTrainingArguments
 from olmo_hf.training.callback import OlmoCallback
-from olmo_hf.training.clipping import AdaptiveClipper, GradientNorms, clip_by_global_norm, gradient_norms
 from olmo_hf.training.loss import LossTerms, count_labels
 from olmo_hf.training.loss_in_model import LossSettings, loss_settings, model_loss_sums
-from olmo_hf.training.metrics import perplexity
-from olmo_hf.training.nan_policy import SkippedSteps, Verdict, is_finite, judge_step, not_a_number_message
-from olmo_hf.training.optimizers import UpdateRecorder, build_optimizer
-from olmo_hf.training.parameter_groups import parameter_groups
-from olmo_hf.training.schedulers import TokenClockLR, clip_factor_for_update, learning_rate_curve
-from olmo_hf.training.tensor_statistics import detailed_metrics
-from olmo_hf.training.tensors import Table, plain_name
+from olmo_hf.training.metrics import MetricSums, perplexity
+from olmo_hf.training.schedulers import TokenClockLR, learning_rate_curve
+from olmo_hf.training.updating import UpdatingTrainer
 
 KEPT_LOGS = 1000
 """Log entries held in memory and in checkpoints; `metrics.jsonl` has them all."""
 
 
-class LearningTrainer(Trainer):
-    """Identical to `Trainer` except for how loss, gradient limits, optimizer and learning rate are worked out."""
+class LearningTrainer(UpdatingTrainer):
+    """Identical to `UpdatingTrainer` except for how loss and learning rate are worked out and what is logged."""
 
     loss_is_scaled_for_ga = True  # compute_loss divides by the tokens of the whole global batch
-    args: OlmoTrainingArguments
-    lr_scheduler: Any
-    step_ids: list[int]
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         forward = inspect.signature(self.accelerator.unwrap_model(self.model).forward)
         self._forward_names = set(forward.parameters)
-        self._step_tokens = 0
-        self._ce = self._z = self._step_ce = self._step_z = torch.zeros((), dtype=torch.float64)
-        self._skipped = SkippedSteps()
-        self._details: dict[str, float] = {}
-        self._logged_steps = 0
-        self._clipping_rate = torch.zeros(())
-        self._clipper: AdaptiveClipper | None = None
-        self._restored_norms: Table = {}
+        self._sums = MetricSums()
 
     @property
     def olmo_callbacks(self) -> list[OlmoCallback]:
@@ -108,9 +90,8 @@ class LearningTrainer(Trainer):
         passed = {name: value for name, value in inputs.items() if name in self._forward_names and name != "labels"}
         if "use_cache" in self._forward_names:
             passed["use_cache"] = False
-        settings = (
-            replace(self._loss, implementation="plain") if return_outputs else self._loss
-        )  # someone wants logits
+        # Whoever asks for the outputs wants logits.
+        settings = replace(self._loss, implementation="plain") if return_outputs else self._loss
         terms, outputs = model_loss_sums(model, passed, labels, settings)
         if num_items_in_batch is None:
             loss = terms.ce_sum / terms.num_labels.clamp(min=1)
@@ -133,145 +114,18 @@ class LearningTrainer(Trainer):
 
     def _count(self, terms: LossTerms, denominator: torch.Tensor | int) -> None:
         """Add a micro-batch to the loss of this step; nothing here waits for the device."""
-        self._step_ce = self._step_ce.to(terms.ce_sum.device) + terms.ce_sum / denominator
-        self._step_z = self._step_z.to(terms.z_sum.device) + terms.z_sum / denominator
+        self._step_ce = self._step_ce + terms.ce_sum / denominator
+        self._step_z = self._step_z + terms.z_sum / denominator
 
-    # ---- gradients ----
-
-    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """Identical to `Trainer` except for adaptive clipping, and for no update that is not a number.
-
-        Returns:
-            The norm of all gradients before clipping; the same on every rank.
-        """
-        self._set_clock()
-        self.accelerator.unscale_gradients(self.optimizer)
-        names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
-        norms = gradient_norms(parameters)
-        if not self._may_update(norms):
-            for parameter in parameters:
-                parameter.grad = None  # every optimizer passes over what has no gradient: no decay, no momentum
-            return norms.total
-        self._collect_details()
-        factor = self._clip_factor()
-        if self.args.max_grad_norm_ratio > 0:
-            ratio = self.args.max_grad_norm_ratio * factor
-            step = self.state.global_step + 1
-            self._clipping_rate = self._adaptive_clipper(names).clip(parameters, norms, ratio=ratio, step=step)
-        else:
-            self._clipping_rate = clip_by_global_norm(parameters, norms, max_norm=self.args.max_grad_norm * factor)
-        return norms.total
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | None = None) -> torch.Tensor:
-        """Identical to `Trainer` except that adaptive clipping also works with `max_grad_norm` off."""
-        return self._clip_grad_norm(model) if grad_norm is None else grad_norm
-
-    def _may_update(self, norms: GradientNorms) -> bool:
-        """Judges the step's gradient and counts its loss; with float16 an overflow is the scaler's business."""
-        finite = is_finite(norms, self._step_ce + self._step_z)
-        if self.accelerator.scaler is not None:
-            self._skipped.total += not finite
-            verdict: Verdict = "update"
-        else:
-            verdict = judge_step(
-                finite,
-                policy=self.args.nan_policy,
-                skipped=self._skipped,
-                max_skipped_in_a_row=self.args.max_skipped_steps,
-            )
-        if verdict == "stop":
-            raise TrainingError(
-                not_a_number_message(
-                    step=self.state.global_step + 1,
-                    rank=self.args.process_index,
-                    instance_ids=self.step_ids,
-                    skipped=self._skipped,
-                    grad_norm=float(norms.total),
-                    loss=float(self._step_ce + self._step_z),
-                )
-            )
+    def _settle_step(self, *, finite: bool) -> None:
+        """The step's loss goes into the next log line, or nowhere if it is no number."""
         if finite:
-            self._ce, self._z = self._ce + self._step_ce, self._z + self._step_z
-            self._logged_steps += 1
+            self._sums.add(ce=self._step_ce, z=self._step_z, steps=1 / self.args.world_size)
         else:
             self._tr_loss.nan_to_num_(0.0, 0.0, 0.0)  # a sum of the Trainer's that would stay NaN for ever
-        self._step_ce, self._step_z = torch.zeros_like(self._step_ce), torch.zeros_like(self._step_z)
-        return verdict == "update"
+        super()._settle_step(finite=finite)
 
-    def _set_clock(self) -> None:
-        """Brings the schedule to where the run stands: an overflow in float16 reads a batch without stepping it."""
-        clock = self.lr_scheduler
-        if isinstance(clock, TokenClockLR) and clock.completed_steps != self.state.global_step:
-            clock.set_clock(step=self.state.global_step, tokens_seen=self._tokens_before_step())
-
-    def _collect_details(self) -> None:
-        """On the steps that ask for it: what every tensor looks like, and a note to the optimizer to tell more."""
-        every = self.args.optimizer_metrics_steps
-        due = every is not None and (self.state.global_step + 1) % every == 0
-        if due:
-            self._details = detailed_metrics(self.inner_optimizer)
-        if isinstance(self.inner_optimizer, UpdateRecorder):
-            self.inner_optimizer.record_next = due and self.args.record_update_metrics
-
-    def _clip_factor(self) -> float:
-        if self.args.scheduler is None:
-            return 1.0
-        in_steps = self.args.scheduler.units == "steps"
-        completed = self.state.global_step if in_steps else self._tokens_before_step()
-        return clip_factor_for_update(self.args.scheduler, completed=completed)
-
-    def _tokens_before_step(self) -> int:
-        return self.state.num_input_tokens_seen - self._step_tokens
-
-    def _adaptive_clipper(self, names: Any) -> AdaptiveClipper:
-        if self._clipper is None:
-            self._clipper = AdaptiveClipper(
-                [plain_name(name) for name in names],
-                clip_groups=self.args.clip_groups,
-                beta=max(self.args.adam_beta1, self.args.adam_beta2),
-                device=self.args.device,
-            )
-            if self._restored_norms:
-                self._clipper.load_state_dict(
-                    {
-                        "group_names": list(self._restored_norms),
-                        "running_norms": torch.stack(list(self._restored_norms.values())),
-                    }
-                )
-        return self._clipper
-
-    def _extra_tensors(self) -> Table:
-        """Tensors kept beside the optimizer in a checkpoint: the memory of adaptive clipping."""
-        if self._clipper is None:
-            return dict(self._restored_norms)
-        return {name: norm.detach().cpu() for name, norm in self._clipper.running_norms.items()}
-
-    def _load_extra_tensors(self, table: Table) -> None:
-        self._restored_norms, self._clipper = table, None
-
-    # ---- optimizer and learning rate ----
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Identical to `Trainer` except for which parameters decay; `optimizer` rules unless `optim` is set."""
-        model = cast(nn.Module, self.model if model is None else model)
-        if self.optimizer is None and self.args.optim == OptimizerNames.ADAMW_TORCH_FUSED:
-            self.optimizer = build_optimizer(model, self.args)
-        elif self.optimizer is None:
-            groups = parameter_groups(
-                model,
-                weight_decay=self.args.weight_decay,
-                decay_norm_and_bias=self.args.decay_norm_and_bias,
-                decay_embeddings=self.args.decay_embeddings,
-                rule=self.args.weight_decay_rule,
-            )
-            optimizer_class, settings = self.get_optimizer_cls_and_kwargs(self.args, cast(Any, model))
-            self.optimizer = optimizer_class(groups, **settings)
-        return cast(torch.optim.Optimizer, self.optimizer)
-
-    @property
-    def inner_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer without Accelerate's wrapper."""
-        return cast(torch.optim.Optimizer, getattr(self.optimizer, "optimizer", self.optimizer))
+    # ---- learning rate ----
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Identical to `Trainer` except that `scheduler`, where given, makes a curve on a clock in steps and tokens.
@@ -323,34 +177,18 @@ class LearningTrainer(Trainer):
         del self.state.log_history[:-KEPT_LOGS]
 
     def _training_metrics(self, logs: dict[str, float]) -> dict[str, float]:
-        # One collective for both; every rank gets the same numbers.
-        sums = all_reduce_sum(torch.stack([self._ce, self._z])) / self.get_tp_size()
-        # Steps whose update was left out are not in the mean; where there were no others it is NaN (0 / 0).
-        ce, z = (sums / self._logged_steps).tolist()
-        self._ce, self._z, self._logged_steps = torch.zeros_like(self._ce), torch.zeros_like(self._z), 0
-        metrics = {
-            "train/CrossEntropyLoss": ce,
-            "train/Perplexity": perplexity(ce),
-            "loss": ce + z,
-        }
+        # Steps whose update was left out are not in the mean; where there were no others it is NaN.
+        sums = self._sums.take()
+        steps = sums.get("steps", math.nan) * self.get_tp_size()
+        ce, z = sums.get("ce", math.nan) / steps, sums.get("z", math.nan) / steps
+        metrics = {"train/CrossEntropyLoss": ce, "train/Perplexity": perplexity(ce), "loss": ce + z}
         if self.args.z_loss_weight != 0.0:
             metrics["train/ZLoss"] = z
         if "grad_norm" in logs:
             metrics["optim/total_grad_norm"] = logs["grad_norm"]
         for i, rate in enumerate(self._used_learning_rates(logs)):
             metrics[f"optim/learning_rate_group{i}"] = rate
-        metrics["optim/clipping_rate"] = float(self._clipping_rate)
-        if self.args.nan_policy == "skip" or self.accelerator.scaler is not None:
-            metrics["train/skipped_steps"] = self._skipped.total
-        if self._details and self._clipper is not None:
-            norms = self._clipper.running_norms
-            values = torch.stack(list(norms.values())).tolist()
-            metrics.update({f"optim/grad_norm_exp_avg/{name}": v for name, v in zip(norms, values, strict=True)})
-        metrics.update(self._details)
-        self._details = {}
-        if isinstance(self.inner_optimizer, UpdateRecorder):
-            updates = self.inner_optimizer.pop_update_metrics()
-            metrics.update({f"optim/{name}": float(value) for name, value in updates.items()})
+        metrics.update(self._update_metrics())
         metrics["throughput/total_tokens"] = self.state.num_input_tokens_seen
         for callback in self.olmo_callbacks:
             metrics.update(callback.collect_metrics(self.state))

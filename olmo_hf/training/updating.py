@@ -1,0 +1,186 @@
+"""The part of the trainer that updates: gradients judged, measured and clipped, the optimizer, and what they tell."""
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import Trainer
+from transformers.training_args import OptimizerNames
+
+from olmo_hf.errors import TrainingError
+from olmo_hf.training.arguments import OlmoTrainingArguments
+from olmo_hf.training.clipping import AdaptiveClipper, GradientNorms, clip_by_global_norm, gradient_norms
+from olmo_hf.training.nan_policy import SkippedSteps, Verdict, is_finite, judge_step, not_a_number_message
+from olmo_hf.training.optimizers import UpdateRecorder, build_optimizer
+from olmo_hf.training.parameter_groups import parameter_groups
+from olmo_hf.training.schedulers import TokenClockLR, clip_factor_for_update
+from olmo_hf.training.tensor_statistics import detailed_metrics
+from olmo_hf.training.tensors import Table, plain_name
+
+
+class UpdatingTrainer(Trainer):
+    """Identical to `Trainer` except for which gradients become updates, how they are limited, and the optimizer."""
+
+    args: OlmoTrainingArguments
+    lr_scheduler: Any
+    step_ids: list[int]
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._step_tokens = 0
+        self._step_ce = self._step_z = torch.zeros((), device=self.args.device)
+        self._skipped = SkippedSteps()
+        self._details: dict[str, float] = {}
+        self._clipping_rate = torch.zeros(())
+        self._clipper: AdaptiveClipper | None = None
+        self._restored_norms: Table = {}
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Identical to `Trainer` except for which parameters decay; `optimizer` rules unless `optim` is set."""
+        model = cast(nn.Module, self.model if model is None else model)
+        if self.optimizer is None and self.args.optim == OptimizerNames.ADAMW_TORCH_FUSED:
+            self.optimizer = build_optimizer(model, self.args)
+        elif self.optimizer is None:
+            groups = parameter_groups(
+                model,
+                weight_decay=self.args.weight_decay,
+                decay_norm_and_bias=self.args.decay_norm_and_bias,
+                decay_embeddings=self.args.decay_embeddings,
+                rule=self.args.weight_decay_rule,
+            )
+            optimizer_class, settings = self.get_optimizer_cls_and_kwargs(self.args, cast(Any, model))
+            self.optimizer = optimizer_class(groups, **settings)
+        return cast(torch.optim.Optimizer, self.optimizer)
+
+    @property
+    def inner_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer without Accelerate's wrapper."""
+        return cast(torch.optim.Optimizer, getattr(self.optimizer, "optimizer", self.optimizer))
+
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
+        """Identical to `Trainer` except for adaptive clipping, and for no update that is not a number.
+
+        Returns:
+            The norm of all gradients before clipping; the same on every rank.
+        """
+        self._set_clock()
+        self.accelerator.unscale_gradients(self.optimizer)
+        names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
+        norms = gradient_norms(parameters)
+        if not self._may_update(norms):
+            for parameter in parameters:
+                parameter.grad = None  # every optimizer passes over what has no gradient: no decay, no momentum
+            return norms.total
+        self._collect_details()
+        factor = self._clip_factor()
+        if self.args.max_grad_norm_ratio > 0:
+            ratio = self.args.max_grad_norm_ratio * factor
+            step = self.state.global_step + 1
+            self._clipping_rate = self._adaptive_clipper(names).clip(parameters, norms, ratio=ratio, step=step)
+        else:
+            self._clipping_rate = clip_by_global_norm(parameters, norms, max_norm=self.args.max_grad_norm * factor)
+        return norms.total
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | None = None) -> torch.Tensor:
+        """Identical to `Trainer` except that adaptive clipping also works with `max_grad_norm` off."""
+        return self._clip_grad_norm(model) if grad_norm is None else grad_norm
+
+    def _may_update(self, norms: GradientNorms) -> bool:
+        """Judges the step's gradient and loss; with float16 an overflow is the scaler's business."""
+        finite = is_finite(norms, self._step_ce + self._step_z)
+        if self.accelerator.scaler is not None:
+            self._skipped.total += not finite
+            verdict: Verdict = "update"
+        else:
+            verdict = judge_step(
+                finite,
+                policy=self.args.nan_policy,
+                skipped=self._skipped,
+                max_skipped_in_a_row=self.args.max_skipped_steps,
+            )
+        if verdict == "stop":
+            raise TrainingError(
+                not_a_number_message(
+                    step=self.state.global_step + 1,
+                    rank=self.args.process_index,
+                    instance_ids=self.step_ids,
+                    skipped=self._skipped,
+                    grad_norm=float(norms.total),
+                    loss=float(self._step_ce + self._step_z),
+                )
+            )
+        self._settle_step(finite=finite)
+        return verdict == "update"
+
+    def _settle_step(self, *, finite: bool) -> None:
+        """The loss of a step is judged with its gradient; the next step starts from nothing."""
+        self._step_ce, self._step_z = torch.zeros_like(self._step_ce), torch.zeros_like(self._step_z)
+
+    def _set_clock(self) -> None:
+        """Brings the schedule to where the run stands: an overflow in float16 reads a batch without stepping it."""
+        clock = self.lr_scheduler
+        if isinstance(clock, TokenClockLR) and clock.completed_steps != self.state.global_step:
+            clock.set_clock(step=self.state.global_step, tokens_seen=self._tokens_before_step())
+
+    def _collect_details(self) -> None:
+        """On the steps that ask for it: what every tensor looks like, and a note to the optimizer to tell more."""
+        every = self.args.optimizer_metrics_steps
+        due = every is not None and (self.state.global_step + 1) % every == 0
+        if due:
+            self._details = detailed_metrics(self.inner_optimizer)
+        if isinstance(self.inner_optimizer, UpdateRecorder):
+            self.inner_optimizer.record_next = due and self.args.record_update_metrics
+
+    def _clip_factor(self) -> float:
+        if self.args.scheduler is None:
+            return 1.0
+        in_steps = self.args.scheduler.units == "steps"
+        completed = self.state.global_step if in_steps else self._tokens_before_step()
+        return clip_factor_for_update(self.args.scheduler, completed=completed)
+
+    def _tokens_before_step(self) -> int:
+        return self.state.num_input_tokens_seen - self._step_tokens
+
+    def _adaptive_clipper(self, names: Any) -> AdaptiveClipper:
+        if self._clipper is None:
+            self._clipper = AdaptiveClipper(
+                [plain_name(name) for name in names],
+                clip_groups=self.args.clip_groups,
+                beta=max(self.args.adam_beta1, self.args.adam_beta2),
+                device=self.args.device,
+            )
+            if self._restored_norms:
+                self._clipper.load_state_dict(
+                    {
+                        "group_names": list(self._restored_norms),
+                        "running_norms": torch.stack(list(self._restored_norms.values())),
+                    }
+                )
+        return self._clipper
+
+    def _extra_tensors(self) -> Table:
+        """Tensors kept beside the optimizer in a checkpoint: the memory of adaptive clipping."""
+        if self._clipper is None:
+            return dict(self._restored_norms)
+        return {name: norm.detach().cpu() for name, norm in self._clipper.running_norms.items()}
+
+    def _load_extra_tensors(self, table: Table) -> None:
+        self._restored_norms, self._clipper = table, None
+
+    def _update_metrics(self) -> dict[str, float]:
+        """What the last update tells, by the original's names; the details only if this step asked for them."""
+        metrics = {"optim/clipping_rate": float(self._clipping_rate)}
+        if self.args.nan_policy == "skip" or self.accelerator.scaler is not None:
+            metrics["train/skipped_steps"] = self._skipped.total
+        if self._details and self._clipper is not None:
+            norms = self._clipper.running_norms
+            values = torch.stack(list(norms.values())).tolist()
+            metrics.update({f"optim/grad_norm_exp_avg/{name}": v for name, v in zip(norms, values, strict=True)})
+        metrics.update(self._details)
+        self._details = {}
+        if isinstance(self.inner_optimizer, UpdateRecorder):
+            updates = self.inner_optimizer.pop_update_metrics()
+            if updates:
+                values = torch.stack(list(updates.values())).tolist()
+                metrics.update({f"optim/{name}": v for name, v in zip(updates, values, strict=True)})
+        return metrics
