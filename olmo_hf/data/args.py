@@ -49,6 +49,13 @@ class DataArgs:
     paths: tuple[str, ...] = ()
     """Token files or globs, in the order that numbers the instances."""
 
+    mix: str | None = None
+    """Instead of `paths`: a list of files by name, from `olmo_hf/data/mixes/`, in its published order. It also says the
+    `token_dtype`."""
+
+    mix_base: str | None = None
+    """Directory or URL below which the files of `mix` lie. None: where they are published."""
+
     sources: dict[str, SourceArgs] = field(default_factory=dict)
     """Instead of `paths`: named sources mixed in exact proportions. Instances are numbered source by source, in
     alphabetical order of the names."""
@@ -102,5 +109,5 @@ class DataArgs:
     pin_memory: bool = False
     """Page-locked host memory, for a GPU."""
 
-    check: Literal["full", "quick"] = "quick"
-    """Before training: `quick` checks sizes and samples ids; `full` reads every token."""
+    check: Literal["full", "quick", "none"] = "quick"
+    """Before training: `quick` checks sizes and samples ids; `full` reads every token; `none` looks at sizes only."""

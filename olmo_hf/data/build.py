@@ -25,6 +25,7 @@ def build_train_data(
     vocab_size: int | None,
     global_train_batch_size: int,
     start: DataPosition,
+    tokenizer_size: int | None = None,
 ) -> tuple[OrderedDataset, DataCollator]:
     """The training data in the order of the run, checked, and the collator for them.
 
@@ -36,11 +37,12 @@ def build_train_data(
         vocab_size: Rows of the model's embedding, to refuse ids it has no row for. None: not checked.
         global_train_batch_size: Instances of an optimizer step over all ranks.
         start: Where the run begins or continues.
+        tokenizer_size: Ids of the tokenizer, to refuse those that only the padded embedding has. None: not checked.
 
     Raises:
         DataError: The data cannot be used; the message holds every problem found.
     """
-    limits = TokenLimits(vocab_size=vocab_size, eos_token_id=eos_token_id)
+    limits = TokenLimits(vocab_size=vocab_size, tokenizer_size=tokenizer_size, eos_token_id=eos_token_id)
     _refuse_problems(args, limits, global_train_batch_size)
     ordered = open_train_data(
         args,

@@ -7,11 +7,13 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from olmo_hf.data.args import DataArgs
-from olmo_hf.data.manifest import Manifest, ManifestFile, file_sha256, read_manifest
+from olmo_hf.data.manifest import MANIFEST_NAME, Manifest, ManifestFile, file_sha256, read_manifest
+from olmo_hf.data.mixes import read_mix
 from olmo_hf.data.mixing import MixedSource, plan_mix
 from olmo_hf.data.remote import fetch, is_remote
 from olmo_hf.data.token_checks import HEAD_TOKENS, TokenLimits, content_problems
@@ -21,7 +23,7 @@ from olmo_hf.data.token_files import (
     TokenReader,
     expand_paths,
     num_instances,
-    open_token_file,
+    open_token_files,
     token_dtype,
 )
 from olmo_hf.errors import DataError
@@ -48,26 +50,47 @@ class ResolvedFiles:
 
 def manifest_beside(path: str) -> Manifest | None:
     """The manifest in the folder of a local token file."""
-    return None if is_remote(path) else read_manifest(os.path.dirname(path) or ".")
+    if is_remote(path):
+        return None
+    folder = os.path.dirname(path) or "."
+    try:
+        status = os.stat(os.path.join(folder, MANIFEST_NAME))
+    except OSError:
+        return None
+    return _read_manifest_once(folder, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=64)
+def _read_manifest_once(folder: str, mtime_ns: int, size_bytes: int) -> Manifest | None:
+    """A folder's manifest, read once as long as it does not change: thousands of files share one."""
+    return read_manifest(folder)
 
 
 def resolve_files(args: DataArgs) -> ResolvedFiles:
-    """Expands globs and finds the token type.
+    """Expands globs and named mixes and finds the token type.
 
     Raises:
         DataError: Nothing is listed, a glob matches nothing, or the type is neither set nor recorded.
     """
-    if args.sources and args.paths:
-        raise DataError("data.paths: is set beside data.sources; remove one of them")
+    given = [name for name in ("paths", "mix", "sources") if getattr(args, name)]
+    if len(given) > 1:
+        raise DataError(f"data.{given[0]}: is set beside data.{given[1]}; remove one of them")
+    if args.mix_base is not None and args.mix is None:
+        raise DataError("data.mix_base: is set without data.mix; name the mix, or remove it")
+    mix = None if args.mix is None else read_mix(args.mix)
     by_source = {name: expand_paths(args.sources[name].paths) for name in sorted(args.sources)}
     empty = [name for name, found in by_source.items() if not found]
     if empty:
         raise DataError(f"data.sources.{empty[0]}.paths: is empty; list token files or globs")
     listed = [path for found in by_source.values() for path in found] if by_source else expand_paths(args.paths)
+    if mix is not None:
+        listed = mix.paths(args.mix_base)
     paths = _local(listed, args.cache_dir)
     if not paths:
         raise DataError("data.paths: is empty; list token files or globs such as data/train/*.npy")
     dtype: str | None = args.token_dtype
+    if dtype is None and mix is not None:
+        dtype = mix.token_dtype
     if dtype is None:
         found = {manifest.token_dtype for path in paths if (manifest := manifest_beside(path)) is not None}
         if len(found) != 1:
@@ -97,8 +120,8 @@ def check_data(
     """All problems of a data section that can be found without training.
 
     Sizes and manifests are checked of every file. Ids are read where `args.check` says: `quick` reads the beginning
-    and some spots of up to a hundred files, `full` every token, and compares checksums with the manifest. What is
-    odd but may be meant is logged as a warning.
+    and some spots of up to a hundred files, `full` every token, and compares checksums with the manifest; `none` reads
+    no ids. What is odd but may be meant is logged as a warning.
 
     Args:
         args: The section.
@@ -110,18 +133,15 @@ def check_data(
     except DataError as error:
         return [str(error)]
     problems = _type_problems(files.token_dtype, limits)
-    opened: list[TokenFile] = []
-    for path in dict.fromkeys(files.paths):
-        try:
-            file = open_token_file(path, token_dtype(files.token_dtype))
-        except DataError as error:
-            problems.append(str(error))
-            continue
-        opened.append(file)
+    found, unreadable = open_token_files(files.paths, token_dtype(files.token_dtype))
+    problems += unreadable
+    opened = list(found.values())
+    for file in opened:
         problems += _size_problems(file, args.sequence_length)
         problems += _manifest_problems(file, files.token_dtype, limits.eos_token_id, args.check == "full")
     problems += _mask_problems(files, opened)
-    problems += content_problems(opened, limits, full=args.check == "full")
+    if args.check != "none":
+        problems += content_problems(opened, limits, full=args.check == "full")
     return problems if problems else _amount_problems(args, files, opened, global_batch_size)
 
 
@@ -190,7 +210,7 @@ def _recorded(path: str) -> ManifestFile | None:
     manifest = manifest_beside(path)
     if manifest is None:
         return None
-    return next((file for file in manifest.files if file.path == os.path.basename(path)), None)
+    return manifest.file(os.path.basename(path))
 
 
 def _manifest_problems(file: TokenFile, dtype: str, eos_token_id: int | None, full: bool) -> list[str]:
@@ -232,13 +252,11 @@ def _mask_problems(files: ResolvedFiles, opened: Sequence[TokenFile]) -> list[st
             "one for each, in order"
         ]
     by_path = {file.path: file for file in opened}
-    problems = []
+    masks, problems = open_token_files(files.label_mask_paths, np.dtype(np.bool_))
     for path, mask_path in zip(files.paths, files.label_mask_paths, strict=True):
-        try:
-            mask = open_token_file(mask_path, np.dtype(np.bool_))
-        except DataError as error:
-            problems.append(str(error))
+        if mask_path not in masks:
             continue
+        mask = masks[mask_path]
         if path in by_path and mask.num_tokens != by_path[path].num_tokens:
             problems.append(
                 f"{mask_path}: {mask.num_tokens:,} label flags for the {by_path[path].num_tokens:,} tokens of {path}; "

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,14 @@ class Manifest:
 
     settings: dict[str, Any] = field(default_factory=dict)
     """Options of the preparation that decide its result."""
+
+    def file(self, name: str) -> ManifestFile | None:
+        """What is said of one file."""
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, ManifestFile]:
+        return {file.path: file for file in self.files}
 
 
 def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:

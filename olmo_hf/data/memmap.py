@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, get_worker_info
 from olmo_hf.data.args import InstanceFilterArgs
 from olmo_hf.data.documents import document_lengths
 from olmo_hf.data.filters import keep_instance
-from olmo_hf.data.token_files import TokenFile, TokenReader, num_instances, open_token_file
+from olmo_hf.data.token_files import TokenFile, TokenReader, num_instances, open_token_files
 from olmo_hf.data.token_files import token_dtype as dtype_of
 from olmo_hf.errors import DataError
 
@@ -190,15 +190,10 @@ def _metadata_per_file(
 
 def _open_all(paths: Sequence[str], dtype: np.dtype) -> list[TokenFile]:
     """Opens every file and raises once, with all problems."""
-    files, problems = [], []
-    for path in paths:
-        try:
-            files.append(open_token_file(path, dtype))
-        except DataError as error:
-            problems.append(str(error))
+    found, problems = open_token_files(paths, dtype)
     if problems:
         raise DataError("\n".join(problems))
-    return files
+    return [found[path] for path in paths]
 
 
 def _open_masks(paths: Sequence[str] | None, files: Sequence[TokenFile]) -> list[TokenFile] | None:

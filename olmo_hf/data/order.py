@@ -123,6 +123,8 @@ class OrderedDataset(Dataset):
             shuffle=self.shuffle,
             global_batch_size=self.global_batch_size,
             start=start,
+            order=self.order,
+            index_dir=self.index_dir,
         )
 
     def __len__(self) -> int:

@@ -8,7 +8,8 @@ import glob
 import io
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -118,6 +119,9 @@ def read_npy_header(stream: BinaryIO, path: str) -> tuple[np.dtype, int] | None:
     return dtype, stream.tell()
 
 
+REMOTE_CONNECTIONS = 32
+"""Remote files looked at at the same time."""
+
 HEADER_BYTES = 4_096
 """Read of a remote file to see whether it has a header; the headers of one-dimensional arrays take 128."""
 
@@ -145,6 +149,29 @@ def open_token_file(path: str, dtype: np.dtype) -> TokenFile:
             f"{path}: cannot be read ({error.strerror or error}); correct data.paths or restore the file"
         ) from error
     return describe_token_file(path, dtype, size_bytes, header)
+
+
+def open_token_files(paths: Sequence[str], dtype: np.dtype) -> tuple[dict[str, TokenFile], list[str]]:
+    """Looks at many files; remote ones many at a time, since each takes two answers of a server.
+
+    Returns:
+        What was found, by path, and what is wrong with the others.
+    """
+    distinct = list(dict.fromkeys(paths))
+
+    def attempt(path: str) -> TokenFile | DataError:
+        try:
+            return open_token_file(path, dtype)
+        except DataError as error:
+            return error
+
+    if any(is_remote(path) for path in distinct):
+        with ThreadPoolExecutor(REMOTE_CONNECTIONS) as pool:
+            results = list(pool.map(attempt, distinct))
+    else:
+        results = [attempt(path) for path in distinct]
+    found = {path: result for path, result in zip(distinct, results, strict=True) if isinstance(result, TokenFile)}
+    return found, [str(result) for result in results if isinstance(result, DataError)]
 
 
 def describe_token_file(path: str, dtype: np.dtype, size_bytes: int, header: tuple[np.dtype, int] | None) -> TokenFile:

@@ -192,3 +192,21 @@ def test_manifests_of_others_and_broken_ones(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"format": "olmo-hf token files", "version": 1}))
     with pytest.raises(DataError, match="is incomplete"):
         read_manifest(tmp_path)
+
+
+def test_ten_thousand_files_are_checked_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = RNG.integers(0, 1_000, 16).astype(np.uint16)
+    files = []
+    for number in range(10_000):
+        tokens.tofile(tmp_path / f"{number:05d}.npy")
+        files.append(ManifestFile(f"{number:05d}.npy", 16, 1, 32, ""))
+    write_manifest(tmp_path, manifest_for(str(tmp_path / "00000.npy"), files=tuple(files)))
+    reads: list[str] = []
+
+    def counted(folder: str) -> Manifest | None:
+        reads.append(folder)
+        return read_manifest(folder)
+
+    monkeypatch.setattr("olmo_hf.data.checks.read_manifest", counted)
+    assert check(args(str(tmp_path / "*.npy"), dtype=None), batch=20_000) == []
+    assert len(reads) == 1

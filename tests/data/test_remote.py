@@ -171,11 +171,10 @@ def test_a_server_without_ranges_is_named(server: Server, tmp_path: Path) -> Non
         dataset(server.url("/a.npy"))
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers(server: Server, context: str) -> None:
+def test_workers(server: Server) -> None:
     data = dataset(server.url("/a.npy"))
     data[0]
-    loader = DataLoader(data, batch_size=25, num_workers=2, multiprocessing_context=context)
+    loader = DataLoader(data, batch_size=25, num_workers=2)
     assert np.concatenate([b["input_ids"].flatten() for b in loader]).tolist() == CONTENT.tolist()
 
 
@@ -242,3 +241,19 @@ def test_globs_over_a_protocol() -> None:
     assert dataset(*paths)[100]["input_ids"].tolist() == CONTENT[:10].tolist()
     with pytest.raises(DataError, match="matches no file"):
         expand_paths(["memory://tokens/*.bin"])
+
+
+def test_datasets_streams_remote_files(server: Server) -> None:
+    import datasets
+
+    from olmo_hf.data.hf_builder import register_dataset_builder
+
+    register_dataset_builder()
+    stream = datasets.load_dataset(
+        "olmo_memmap",
+        data_files={"train": [server.url("/a.npy")]},
+        sequence_length=10,
+        token_dtype="uint16",
+        streaming=True,
+    )["train"]
+    assert np.concatenate([row["input_ids"] for row in stream]).tolist() == CONTENT.tolist()
