@@ -50,8 +50,8 @@ class DataArgs:
     """Token files or globs, in the order that numbers the instances."""
 
     mix: str | None = None
-    """Instead of `paths`: a list of files by name, from `olmo_hf/data/mixes/`, in its published order. It also says the
-    `token_dtype`."""
+    """Instead of `paths`: a list of files by name, from `olmo_hf/data/mixes/`, in its published order. It says the
+    `token_dtype` too."""
 
     mix_base: str | None = None
     """Directory or URL below which the files of `mix` lie. None: where they are published."""

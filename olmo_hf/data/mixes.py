@@ -1,7 +1,7 @@
 """Named data mixes: the files of published runs in their published order, as text lists in `mixes/`.
 
-The order of the files numbers the instances and so decides the order of the whole run; a list is a fact to be kept, not
-a set. A line names one file or, in the shell's way, several: `part-{00..15}.npy` counts, `part-{3,1,2}.npy` chooses;
+The order of the files numbers the instances and so decides the order of the whole run; a list is a fact to be kept,
+not a set. A line names one file or, as in a shell, several: `part-{00..15}.npy` counts, `part-{3,1,2}.npy` chooses;
 with two braces the last one varies fastest. Lines that begin with `@` say what is known of the mix, `#` is a comment.
 """
 

@@ -69,7 +69,7 @@ def _evaluator_problems(one: EvaluatorArgs) -> list[str]:
     problems: list[str] = []
     if not one.label:
         problems.append("label is missing; it names the metrics eval/LABEL/Perplexity: give it a short name.")
-    if not one.data.paths and not one.data.sources:
+    if not one.data.paths and not one.data.sources and one.data.mix is None:
         problems.append("data.paths is empty; name the token files of this evaluator (nothing is inherited).")
     if one.max_instances is not None and one.max_instances < 1:
         problems.append(f"max_instances is {one.max_instances}; give at least 1, or leave it out for all.")
