@@ -8,7 +8,9 @@ from tests.model.tiny import SHAPES, tiny_model, token_ids
 LENGTHS = torch.tensor([[5, 11], [16, 0]])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", ["olmo2_gqa", *(pytest.param(name, marks=pytest.mark.slow) for name in SHAPES if name != "olmo2_gqa")]
+)
 def test_one_graph_with_equal_results(shape):
     """Backend aot_eager traces forward and backward as any compiler would, and needs none."""
     torch._dynamo.reset()
@@ -51,7 +53,10 @@ def test_packed_rows_compile():
     torch.testing.assert_close(compiled(ids, doc_lens=LENGTHS).logits, expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("shape", ["olmo2_gqa", "olmo1_clip", "alibi", "learned"])
+@pytest.mark.parametrize(
+    "shape",
+    ["alibi", *(pytest.param(name, marks=pytest.mark.slow) for name in ("olmo2_gqa", "olmo1_clip", "learned"))],
+)
 def test_export(shape):
     model, ids = tiny_model(**SHAPES[shape]), token_ids(2, 16)
     rows = torch.export.Dim("rows", min=2, max=8)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from olmo_hf.errors import ConversionError
 from olmo_hf.model.conversion.lazy import LazyTable, from_memory, from_safetensors, write_safetensors
@@ -102,7 +103,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         config = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (OSError, OmegaConfBaseException, ValueError) as error:
+    except (OSError, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConversionError(f"{path}: cannot be read: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
         raise ConversionError(f"{path}: has no `model` section")
