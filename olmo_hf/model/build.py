@@ -160,7 +160,7 @@ def _load(init_from: str | None, config: OlmoHfConfig) -> OlmoHfForCausalLM:
         )
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"model.init_from: the weights in {init_from} cannot be read ({_last_line(error)}); choose a whole checkpoint"
+            f"model.init_from: the weights in {init_from} cannot be read: {_last_line(error)}; choose a whole one"
         ) from error
     model, info = loaded
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
