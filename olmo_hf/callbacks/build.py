@@ -9,7 +9,6 @@ from olmo_hf.callbacks.args import CallbacksArgs, callbacks_problems
 from olmo_hf.callbacks.cancellation import Cancellation
 from olmo_hf.callbacks.console import Console
 from olmo_hf.callbacks.data_indices import DataIndices
-from olmo_hf.callbacks.ephemeral_checkpoints import EphemeralCheckpoints
 from olmo_hf.callbacks.evaluation import EvaluationSchedule
 from olmo_hf.callbacks.garbage_collector import GarbageCollector
 from olmo_hf.callbacks.heartbeat import Heartbeat
@@ -50,10 +49,6 @@ def build_callbacks(
     cancellation = _cancellation(args, run_dir=run_dir, plan=plan, record=record)
     rank = distributed.rank()
     wanted: list[TrainerCallback | None] = [
-        # First: its clock then does not count the others twice.
-        SpeedMonitor(args.speed_monitor, flops_per_token=flops_per_token, last_step=plan.stop_step)
-        if args.speed_monitor is not None
-        else None,
         Memory(args.memory) if args.memory is not None else None,
         GarbageCollector(args.garbage_collector) if args.garbage_collector is not None else None,
         Heartbeat(args.heartbeat, run_dir=run_dir, rank=rank) if args.heartbeat is not None else None,
@@ -64,13 +59,14 @@ def build_callbacks(
         LossSpike(args.loss_spike, record.event) if args.loss_spike is not None else None,
         Profiler(args.profiler, run_dir=run_dir) if args.profiler is not None else None,
         EvaluationSchedule(plan.eval_interval_steps, plan.stop_step, on_load=evaluates_on_load) if evaluates else None,
-        EphemeralCheckpoints(plan.save_interval_ephemeral_steps)
-        if plan.save_interval_ephemeral_steps is not None
-        else None,
         # After those that ask for checkpoints and evaluations: when the run is being stopped it takes them back.
         cancellation,
-        # Last: it writes when one of the others, or the trainer, has asked for a checkpoint.
+        # After all that ask for checkpoints: before one it writes what it has.
         DataIndices(args.data_indices, run_dir=run_dir, rank=rank) if args.data_indices is not None else None,
+        # Last: what the others do in a hook belongs to the phase which that hook ends.
+        SpeedMonitor(args.speed_monitor, flops_per_token=flops_per_token, last_step=plan.stop_step)
+        if args.speed_monitor is not None
+        else None,
     ]
     return [callback for callback in wanted if callback is not None]
 

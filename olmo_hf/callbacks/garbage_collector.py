@@ -12,8 +12,9 @@ from olmo_hf.training.callback import OlmoCallback
 class GarbageCollector(OlmoCallback):
     """Switches automatic collection off while training: ranks that collect at different times wait for each other.
 
-    Young generations are collected every `interval_steps`, all of them after a checkpoint. The automatic collector is
-    as before when training ends.
+    Young generations are collected every `interval_steps`, all of them after a checkpoint. What is there when training
+    begins (modules, the model) is set aside, or every full collection would walk through it. When training ends
+    everything is as before.
     """
 
     def __init__(self, args: GarbageCollectorArgs):
@@ -25,6 +26,8 @@ class GarbageCollector(OlmoCallback):
     ) -> None:
         self._was_enabled = gc.isenabled()
         gc.disable()
+        gc.collect()
+        gc.freeze()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -38,5 +41,6 @@ class GarbageCollector(OlmoCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        gc.unfreeze()
         if self._was_enabled:
             gc.enable()

@@ -154,12 +154,10 @@ def _tiles(run: History) -> list[tuple[str, str]]:
     starts = run.events_called("start")
     end = f" / {starts[-1]['max_steps']:,}" if starts and starts[-1].get("max_steps") else ""
     tiles = [("step", f"{longest.steps[-1]:,}{end}"), ("tokens", short_number(float(longest.tokens[-1])))]
-    for name, title, form in (
-        ("train/CrossEntropyLoss", "cross-entropy, recent", "{:.4f}"),
-        ("throughput/device/mfu", "MFU, recent", "{:.1%}"),
-    ):
-        if name in run.series:
-            tiles.append((title, form.format(smooth(run.series[name].values)[-1])))
+    if "train/CrossEntropyLoss" in run.series:
+        tiles.append(("cross-entropy, recent", f"{smooth(run.series['train/CrossEntropyLoss'].values)[-1]:.4f}"))
+    if "throughput/device/mfu" in run.series:
+        tiles.append(("MFU, recent", f"{100 * smooth(run.series['throughput/device/mfu'].values)[-1]:.3g}%"))
     speed = run.series.get("throughput/tokens_per_second")
     if speed is not None:
         tiles.append(("tokens per second, recent", short_number(float(smooth(speed.values)[-1]))))

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from tests import runs
+
 
 class FakeClock:
     def __init__(self) -> None:
@@ -38,3 +40,12 @@ def state() -> TrainerState:
 @pytest.fixture
 def control() -> TrainerControl:
     return TrainerControl()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody stops or evaluates, with nothing on but the metrics file."""
+    path = runs.write_run(tmp_path_factory.mktemp("undisturbed"), save_interval_ephemeral=None)
+    names = ("speed_monitor", "garbage_collector", "heartbeat", "memory", "loss_spike", "cancellation", "data_indices")
+    runs.run(path, *(f"--callbacks.{name}=null" for name in names))
+    return path.parent / "run"

@@ -119,7 +119,7 @@ from olmo_hf.callbacks.args import DataIndicesArgs
 from olmo_hf.callbacks.data_indices import DataIndices
 callback = DataIndices(DataIndicesArgs(flush_steps=1), run_dir=Path(sys.argv[1]), rank=0)
 state = TrainerState()
-for step in range(int(sys.argv[2]), 10**9):
+for step in range(1, 10**9):
     state.global_step = step - 1
     callback.on_instances(state, list(range(step, step + 50)))
     callback.flush()
@@ -127,20 +127,18 @@ for step in range(int(sys.argv[2]), 10**9):
 """
 
 
-def test_readable_after_kill_9(tmp_path) -> None:
-    first = 1
-    for _ in range(2):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path), str(first)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(0.2)
-        process.send_signal(signal.SIGKILL)
-        said = process.stdout.read().split()
-        process.wait()
-        found = read_data_indices(data_indices_path(tmp_path, 0))
-        last = int(said[-1]) if said else first
-        assert set(range(1, last)) <= set(found), "what was flushed before the kill is there"
-        assert all(found[step] == list(range(step, step + 50)) for step in found)
-        first = last
+def test_readable_after_kill_9_and_appended_to(tmp_path, arguments, state, control) -> None:
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.2)
+    process.send_signal(signal.SIGKILL)
+    said = process.stdout.read().split()
+    process.wait()
+    path = data_indices_path(tmp_path, 0)
+    found = read_data_indices(path)
+    last = int(said[-1])
+    assert set(range(1, last)) <= set(found), "what was flushed before the kill is there"
+    assert all(found[step] == list(range(step, step + 50)) for step in found)
+    train(record(tmp_path), state, arguments, control, range(last, last + 3))
+    assert read_data_indices(path) == {step: found[step] for step in range(1, last)} | expected(range(last, last + 3))

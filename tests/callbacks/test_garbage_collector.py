@@ -22,6 +22,7 @@ def test_collects_at_its_steps_and_gives_the_collector_back(arguments, state, co
     try:
         callback.on_train_begin(arguments, state, control)
         assert not gc.isenabled()
+        assert gc.get_freeze_count() > 0
         dead = cycle()
         state.global_step = 1
         callback.on_step_end(arguments, state, control)
@@ -38,6 +39,7 @@ def test_collects_at_its_steps_and_gives_the_collector_back(arguments, state, co
     finally:
         callback.on_train_end(arguments, state, control)
     assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_collector_that_was_off_stays_off(arguments, state, control) -> None:

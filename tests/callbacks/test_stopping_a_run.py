@@ -14,13 +14,6 @@ from olmo_hf.callbacks.json_lines import EVENTS_FILE, METRICS_FILE, read_json_li
 from tests import runs
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("undisturbed")
-    runs.run(runs.write_run(directory, save_interval_ephemeral=None))
-    return directory / "run"
-
-
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen, timeout_seconds: float = 120) -> None:
     deadline = time.monotonic() + timeout_seconds
     while not condition():

@@ -33,18 +33,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "run"
 
 
-@pytest.fixture(scope="module")
-def unwatched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run with nothing but the metrics file."""
-    directory = tmp_path_factory.mktemp("unwatched")
-    path = runs.write_run(directory, save_interval_ephemeral=None)
-    names = ("speed_monitor", "garbage_collector", "heartbeat", "memory", "loss_spike", "cancellation", "data_indices")
-    runs.run(path, *(f"--callbacks.{name}=null" for name in names))
-    return directory / "run"
-
-
-def test_watching_and_evaluating_change_no_bit(watched: Path, unwatched: Path) -> None:
-    assert runs.weights(watched) == runs.weights(unwatched)
+def test_watching_and_evaluating_change_no_bit(watched: Path, undisturbed: Path) -> None:
+    assert runs.weights(watched) == runs.weights(undisturbed)
 
 
 def test_every_log_and_evaluation_has_step_and_tokens_and_the_last_steps_are_logged(watched: Path) -> None:
