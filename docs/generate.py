@@ -86,8 +86,8 @@ def field_docstrings(declared: type) -> dict[str, str]:
     found = {}
     for field, below in zip(body.body, [*body.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-            found[field.target.id] = " ".join(str(below.value.value).split()) if is_text else ""
+            value = below.value if isinstance(below, ast.Expr) else None
+            found[field.target.id] = " ".join(str(value.value).split()) if isinstance(value, ast.Constant) else ""
     return found
 
 
@@ -100,7 +100,7 @@ def type_in_words(hint: Any) -> str:
         inner = get_args(hint)[0]
         return f"list of {'blocks' if dataclasses.is_dataclass(inner) else type_in_words(inner)}"
     if get_origin(hint) is dict:
-        return "mapping"
+        return "named blocks" if dataclasses.is_dataclass(get_args(hint)[1]) else "mapping"
     if len(members(hint)) > 1:
         return " or ".join(type_in_words(member) for member in members(hint))
     return names[hint]
@@ -108,7 +108,7 @@ def type_in_words(hint: Any) -> str:
 
 def default_in_words(field: dataclasses.Field[Any]) -> str:
     """A default as it would stand in YAML."""
-    value = field.default_factory() if field.default is dataclasses.MISSING else field.default  # type: ignore[misc]
+    value = field.default if field.default is not dataclasses.MISSING else typing.cast(Any, field.default_factory)()
     if isinstance(value, bool) or value is None:
         return f"`{ {True: 'true', False: 'false', None: 'null'}[value] }`"
     if isinstance(value, str):
@@ -122,7 +122,7 @@ def block_lines(key: str, declared: type, doc: str, depth: int) -> Iterator[str]
     """The section of one block and of the blocks inside it."""
     yield f"\n{'#' * depth} `{key}`\n\n{doc}\n"
     hints, docs = typing.get_type_hints(declared), field_docstrings(declared)
-    inner: list[tuple[str, type, str]] = []
+    inner: list[tuple[str, Any, str]] = []
     rows = []
     for field in dataclasses.fields(declared):
         hint, name = hints[field.name], field.name
@@ -140,7 +140,8 @@ def block_lines(key: str, declared: type, doc: str, depth: int) -> Iterator[str]
         if key == "training" and name == "transformers":
             continue
         rows.append(f"| `{name}` | {type_in_words(hint)} | {default_in_words(field)} | {docs[name]} |")
-        inner += [(f"{key}.{name}[]", element, inspect.getdoc(element) or "") for element in elements]
+        each = f"{key}.{name}.NAME" if get_origin(hint) is dict else f"{key}.{name}[]"
+        inner += [(each, element, inspect.getdoc(element) or "") for element in elements]
     if rows:
         yield "| field | type | default | meaning |\n|---|---|---|---|"
         yield from (row.replace(" | None", "") for row in rows)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from olmo_hf.args import RunArgs
@@ -252,11 +252,14 @@ def test_an_item_of_a_list_is_reached_by_its_number(write):
 
 
 def test_negative_numbers_are_values_and_the_last_word_wins(write):
-    assert load_run(write(), ["--training.keep", "3", "--training.keep", "-1"]).training.keep == -1
+    assert (
+        load_run(write(), ["--training.keep_sharded", "3", "--training.keep_sharded", "-1"]).training.keep_sharded
+        == -1
+    )
 
 
 @pytest.mark.parametrize(
-    "words", [["junk"], ["--training.keep"], ["--training.keep=[1"], ["--name.first=x"], ["--no-name"]]
+    "words", [["junk"], ["--training.keep_sharded"], ["--training.keep_sharded=[1"], ["--name.first=x"], ["--no-name"]]
 )
 def test_words_that_are_no_setting_are_refused_in_one_line(write, words):
     (sentence,) = problems_of(write(), *words)
@@ -362,7 +365,7 @@ def test_the_architecture_is_read_as_the_model_declares_it(write):
         (["--training.stop_after=-1"], "training.stop_after"),
         (["--training.stop_at=3", "--training.stop_after=3"], "training.stop_after"),
         (["--training.save_interval=never"], "training.save_interval"),
-        (["--training.keep=0"], "training.keep"),
+        (["--training.keep_sharded=0"], "training.keep_sharded"),
         (["--training.bf16", "--training.fp16"], "training.fp16"),
         (["--training.adam_beta2=1"], "training.adam_beta2"),
         (["--data.label_mask_paths=[a.npy, b.npy]"], "data.label_mask_paths"),
@@ -410,6 +413,14 @@ def test_all_problems_come_at_once_and_a_bad_value_is_not_called_missing(write):
 # ------------------------------------------------------------------------------------------------ writing
 
 
+def is_a_number(value: Any) -> bool:
+    """Text in a field that also takes integers is read as the integer when it is one."""
+    try:
+        return isinstance(value, str) and read_int(value) is not None
+    except Mismatch:
+        return False
+
+
 def value_of(hint: Any) -> st.SearchStrategy[Any]:
     """Any value a field of this type can hold."""
     if block_type(hint) and type(None) in members(hint):
@@ -417,9 +428,13 @@ def value_of(hint: Any) -> st.SearchStrategy[Any]:
     if block_type(hint):
         return instance_of(block_type(hint))
     if len(members(hint)) > 1:
-        return st.one_of([value_of(member) for member in members(hint)])
+        is_length = int in members(hint)
+        texts = TEXT.filter(lambda text: not is_a_number(text)) if is_length else TEXT
+        return st.one_of([texts if member is str else value_of(member) for member in members(hint)])
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
+    if get_origin(hint) is dict:
+        return st.dictionaries(TEXT, value_of(get_args(hint)[1]), max_size=2)
     if get_origin(hint) is tuple:
         return st.lists(value_of(get_args(hint)[0]), max_size=3).map(tuple)
     simple = {
@@ -445,19 +460,16 @@ def instance_of(declared: type) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries({name: value_of(hints[name]) for name in names}).map(lambda kw: declared(**kw))
 
 
-def is_a_number(value: Any) -> bool:
-    """Text in a field that also takes integers is read as the integer when it is one."""
-    try:
-        return isinstance(value, str) and read_int(value) is not None
-    except Mismatch:
-        return False
-
-
 @given(run=instance_of(RunArgs))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking a whole run takes minutes
+)
 def test_what_is_written_is_read_as_the_same(tmp_path_factory, run):
     training = run.training
-    for name in ("max_duration", "save_interval", "save_interval_ephemeral"):
+    for name in ("max_duration", "save_interval", "save_interval_ephemeral", "save_interval_unsharded"):
         if is_a_number(getattr(training, name)):
             training = dataclasses.replace(training, **{name: "7ep"})
     run = dataclasses.replace(run, training=training)

@@ -52,7 +52,7 @@ def check_model(run: RunArgs) -> Iterator[str]:
 
 def check_data(run: RunArgs) -> Iterator[str]:
     """There is something to train on, and every file of masks has its file of tokens."""
-    if not run.data.paths and not run.data.sources:
+    if not run.data.paths and not run.data.sources and run.data.mix is None:
         yield "data.paths: not given; name the token files, for example `paths: [data/mine/train/*.npy]`"
     yield from _check_data_section("data", run.data)
     for place, evaluator in enumerate(run.evaluation.evaluators):
@@ -78,12 +78,17 @@ def check_lengths(run: RunArgs) -> Iterator[str]:
     training = run.training
     if training.max_duration is None:
         yield "training.max_duration: not given; write 300 (steps), '2ep' (epochs) or '5e9T' (tokens)"
-    for name in ("max_duration", "save_interval", "save_interval_ephemeral"):
-        value = getattr(training, name)
-        if value is None:
-            continue
+    lengths = {
+        "training.max_duration": training.max_duration,
+        "training.save_interval": training.save_interval,
+        "training.save_interval_ephemeral": training.save_interval_ephemeral,
+        "training.save_interval_unsharded": training.save_interval_unsharded,
+        "evaluation.interval": run.evaluation.interval,
+    }
+    for key, value in lengths.items():
         try:
-            parse_duration(value, key=f"training.{name}")
+            if value is not None:
+                parse_duration(value, key=key, minutes_allowed="save_interval" in key)
         except ConfigError as error:
             yield error.problems[0]
     if training.stop_at is not None and training.stop_after is not None:
@@ -99,6 +104,7 @@ def check_batch(run: RunArgs) -> Iterator[str]:
 def check_resume(run: RunArgs) -> Iterator[str]:
     """What changes a restart is asked for together with the checkpoint it starts from."""
     training = run.training
+    yield from _check_restored_data(run)
     if training.resume == "":
         yield "training.resume: empty; write auto, never or the path of a checkpoint"
     if training.resume not in _NOT_A_PATH:
@@ -109,6 +115,14 @@ def check_resume(run: RunArgs) -> Iterator[str]:
                 f"training.{name}: found {shown(getattr(training, name))} with `training.resume: {training.resume}`, "
                 "which would repeat it at every restart; name the checkpoint in `training.resume`"
             )
+
+
+def _check_restored_data(run: RunArgs) -> Iterator[str]:
+    if not run.training.restore_dataloader and run.training.resume in _NOT_A_PATH:
+        yield (
+            f"training.restore_dataloader: found false with `training.resume: {run.training.resume}`, which would "
+            "begin the data again at every restart; name the checkpoint in `training.resume`"
+        )
 
 
 def check_scheduler(run: RunArgs) -> Iterator[str]:
@@ -151,6 +165,7 @@ _AT_LEAST: dict[str, float] = {
     "data.num_workers": 0,
     "data.prefetch_factor": 1,
     "data.seed": 0,
+    "data.mix_tokens": 1,
     "training.global_train_batch_size": 1,
     "training.per_device_train_batch_size": 1,
     "training.per_device_eval_batch_size": 1,
@@ -163,6 +178,10 @@ _AT_LEAST: dict[str, float] = {
     "training.z_loss_weight": 0,
     "training.bolt_on_warmup": 0,
     "training.fast_forward_batches": 0,
+    "training.start_epoch": 0,
+    "training.max_skipped_steps": 0,
+    "training.optimizer_metrics_steps": 1,
+    "training.loss_chunk_tokens": 1,
     "training.stop_at": 1,
     "training.stop_after": 1,
     "training.logging_steps": 1,
@@ -188,8 +207,10 @@ def check_ranges(run: RunArgs) -> Iterator[str]:
         value = getattr(run.training, name)
         if not 0 <= value < 1:
             yield f"training.{name}: found {shown(value)}, expected 0 up to but not 1; lower it"
-    if run.training.keep != -1 and run.training.keep < 1:
-        yield f"training.keep: found {run.training.keep}, expected -1 (all) or at least 1; one must be kept to go on"
+    for name in ("keep_sharded", "keep_unsharded"):
+        kept = getattr(run.training, name)
+        if kept != -1 and kept < 1:
+            yield f"training.{name}: found {kept}, expected -1 (all) or at least 1; one must be kept to go on"
 
 
 def check_sections(run: RunArgs) -> Iterator[str]:

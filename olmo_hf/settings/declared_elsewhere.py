@@ -15,7 +15,7 @@ from olmo_hf.training.args import TrainingArgs
 _DURATION = "give the length in `training.max_duration` (300, '2ep' or '5e12T')"
 _BATCH = "give `training.global_train_batch_size`; accumulation follows from it and the number of devices"
 _SCHEDULER = "describe the curve in `training.scheduler`"
-_SAVING = "use `training.save_interval`, `training.save_interval_ephemeral` and `training.keep`"
+_SAVING = "use `training.save_interval`, `training.save_interval_ephemeral` and `training.keep_unsharded`"
 _EVALUATION = "use the `evaluation` section"
 _RESUME = "use `training.resume` (auto, never or a path)"
 _MEMORY = "use `model.activation_checkpointing`"

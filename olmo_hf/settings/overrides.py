@@ -51,17 +51,19 @@ def split_overrides(arguments: Sequence[str], problems: Problems) -> list[Overri
         if not equals and not negated and words and not words[0].startswith("--"):
             text = words.pop(0)
         dotted = name.removeprefix("no-") if negated else name
-        path = tuple(dotted.replace("-", "_").replace("[", ".").replace("]", "").split("."))
+        path = tuple(dotted.replace("[", ".").replace("]", "").split("."))
         overrides.append(Override(path, text, negated))
     return overrides
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[Override], problems: Problems) -> None:
     """Changes `tree` in place; what does not fit is noted and left out."""
-    for override in overrides:
-        declared = declared_type(override.path, problems)
-        if declared is None:
+    for written in overrides:
+        found = find_field(written.path, problems)
+        if found is None:
             continue
+        path, declared = found
+        override = dataclasses.replace(written, path=path)
         try:
             value = _value(override, declared)
         except ConfigError as error:
@@ -70,26 +72,39 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[Override], problem
         _place(tree, override, value, problems)
 
 
-def declared_type(path: tuple[str, ...], problems: Problems) -> Any:
-    """The type of the field at a path, or None after noting that there is no such field."""
+def find_field(path: tuple[str, ...], problems: Problems) -> tuple[tuple[str, ...], Any] | None:
+    """The path in the names of the fields, and the type of its last one; None after noting that there is no such."""
     declared: Any = RunArgs
-    for depth, name in enumerate(path):
-        above = ".".join(path[:depth])
+    names: list[str] = []
+    for written in path:
+        above, name = ".".join(names), written.replace("-", "_")
         if (block := block_type(declared)) is not None:
             hints = typing.get_type_hints(block)
             hints |= declared_elsewhere.field_types(above, name, known=hints)
             if name not in hints:
-                problems.add(".".join(path), f"--{unknown_key_sentence(above, name, list(hints))}")
+                problems.add(".".join((*names, name)), f"--{unknown_key_sentence(above, name, list(hints))}")
                 return None
             declared = hints[name]
         elif get_origin(declared) is tuple and name.isdecimal():
             declared = get_args(declared)[0]
-        elif declared is Any or any(get_origin(member) is dict or member is dict for member in members(declared)):
-            declared = declared_elsewhere.field_types(above, name, known={}).get(name, Any)
+        elif declared is Any or (inner := _type_inside(declared)) is not None:
+            known = declared_elsewhere.field_types(above, name, known={})
+            # A name that nobody declares, such as that of a data source, is kept as it is written.
+            name = name if name in known else written
+            declared = known.get(name, Any if declared is Any else inner)
         else:
-            problems.add(".".join(path), f"--{'.'.join(path)}: `{above}` is a single value and has no `{name}`")
+            problems.add(".".join((*names, name)), f"--{'.'.join(path)}: `{above}` is a single value, has no `{name}`")
             return None
-    return declared
+        names.append(name)
+    return tuple(names), declared
+
+
+def _type_inside(declared: Any) -> Any:
+    """The type of the values of a mapping; None for what is no mapping."""
+    for member in members(declared):
+        if get_origin(member) is dict or member is dict:
+            return (get_args(member) or (str, Any))[1]
+    return None
 
 
 def _value(override: Override, declared: Any) -> Any:

@@ -12,6 +12,9 @@ SMALL = 40
 
 RUNS_WHAT_IT_READS = ("pickle", "dill", "cloudpickle", "marshal", "shelve")
 
+# Reads the original's pickles with a list of what they may name; its tests feed it poison.
+RESTRICTED_UNPICKLER = Path("olmo_hf/model/conversion/safe_load.py")
+
 TEXT = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".cfg", ".sh", "", ".html", ".js", ".css"}
 
 
@@ -37,7 +40,9 @@ def test_nothing_that_is_read_can_run_code(modules):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             wrong += [
-                f"{path}:{node.lineno} imports {n}" for n in names if n in ("pickle", "dill", "cloudpickle", "marshal")
+                f"{path}:{node.lineno} imports {n}"
+                for n in names
+                if n in ("pickle", "dill", "cloudpickle", "marshal") and path != RESTRICTED_UNPICKLER
             ]
         for name, call in calls(tree):
             where = f"{path}:{call.lineno} calls {name}"

@@ -67,5 +67,5 @@ def test_a_launch_config_is_one_for_accelerate(path):
         assert fsdp.keys() <= FSDP2_KEYS
         assert fsdp["fsdp_version"] == 2
         layer = fsdp["fsdp_transformer_layer_cls_to_wrap"]
-        modeling = (ROOT / "olmo_hf" / "model" / "modeling_olmo.py").read_text(encoding="utf-8")
+        modeling = (ROOT / "olmo_hf" / "model" / "layers_olmo.py").read_text(encoding="utf-8")
         assert re.search(rf"^class {layer}\(", modeling, re.M)

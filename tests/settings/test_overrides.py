@@ -28,7 +28,7 @@ def applied(tree: dict[str, Any], *words: str) -> dict[str, Any]:
         (["--a.b=c"], ("a", "b"), "c", False),
         (["--a.b", "c"], ("a", "b"), "c", False),
         (["a.b=c"], ("a", "b"), "c", False),
-        (["--a-b.c-d=e-f"], ("a_b", "c_d"), "e-f", False),
+        (["--a-b.c-d=e-f"], ("a-b", "c-d"), "e-f", False),
         (["--a=x=y"], ("a",), "x=y", False),
         (["--a="], ("a",), "", False),
         (["--a", "-1"], ("a",), "-1", False),
@@ -55,13 +55,16 @@ def test_values_are_what_they_would_be_in_the_file():
         "--data.paths=[a, b]",
         "--evaluation.evaluators=[{label: x}]",
         "--training.max_duration=2ep",
-        "--data.token_dtype=null",
+        "--data.token-dtype=null",
+        "--data.sources.my-web.weight=2",
+        "--model.config.hidden-size=64",
     )
     assert tree == {
         "name": "1e5",
         "training": {"learning_rate": 1e-5, "bf16": True, "max_duration": "2ep"},
         "callbacks": {"console": None},
-        "data": {"paths": ["a", "b"], "token_dtype": None},
+        "data": {"paths": ["a", "b"], "token_dtype": None, "sources": {"my-web": {"weight": 2}}},
+        "model": {"config": {"hidden_size": 64}},
         "evaluation": {"evaluators": [{"label": "x"}]},
     }
 
@@ -74,6 +77,6 @@ def test_a_setting_below_what_is_no_block_is_refused():
     assert problems.sentences == [
         "--training.seed: `training` is '${other}' in the file; set it as a whole",
         "--data.paths.5: the list in the file has 1 items, numbered from 0",
-        "--data.seed.x: `data.seed` is a single value and has no `x`",
+        "--data.seed.x: `data.seed` is a single value, has no `x`",
     ]
     assert tree == {"training": "${other}", "data": {"paths": ["a"]}}
