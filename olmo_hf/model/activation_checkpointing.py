@@ -8,7 +8,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from olmo_hf.errors import ConfigError
-from olmo_hf.model.modeling_olmo import OlmoHfDecoderLayer, OlmoHfForCausalLM
+from olmo_hf.model.layers_olmo import OlmoHfDecoderLayer
+from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
 
 # Whole layers: layer index -> recomputed or not.
 _LAYER_RULES: dict[str, Callable[[int], bool]] = {

@@ -9,14 +9,14 @@ import math
 import re
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.olmo.configuration_olmo import OlmoConfig
 from transformers.models.olmo2.configuration_olmo2 import Olmo2Config
 
-CODE_FILES = ("configuration_olmo.py", "modeling_olmo.py")
+CODE_FILES = ("configuration_olmo.py", "layers_olmo.py", "modeling_olmo.py")
 
 _STOCK_CONFIGS: dict[str, type[PreTrainedConfig]] = {"olmo2": Olmo2Config, "olmo": OlmoConfig}
 
@@ -74,7 +74,6 @@ class OlmoHfConfig(PreTrainedConfig):
         "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
         "norm": (["hidden_states"], ["hidden_states"]),
     }
-    code_files: ClassVar[tuple[str, ...]] = CODE_FILES
 
     vocab_size: int = 100_352
     """Rows of the embedding, padding rows included."""

@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM, OlmoHfNorm
+from olmo_hf.model.layers_olmo import OlmoHfNorm
+from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
 
 # Rows per generator. Part of what defines the numbers: another value gives other initial weights.
 ROWS_PER_BLOCK = 256

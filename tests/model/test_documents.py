@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from olmo_hf.model.modeling_olmo import document_positions, varlen_kwargs
+from olmo_hf.model.layers_olmo import document_positions, varlen_kwargs
 from tests.model.tiny import SHAPES, tiny_model, token_ids
 from tests.parity.original import GOLDEN, load_variant
 

@@ -5,7 +5,8 @@ from transformers.masking_utils import create_causal_mask
 
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
 from olmo_hf.model.conversion.lazy import LazyTable
-from olmo_hf.model.modeling_olmo import OlmoHfDecoderLayer, OlmoHfModel
+from olmo_hf.model.layers_olmo import OlmoHfDecoderLayer
+from olmo_hf.model.modeling_olmo import OlmoHfModel
 
 
 @torch.no_grad()
