@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from olmo_hf.callbacks.build import build_callbacks
 from olmo_hf.callbacks.cancellation import exit_code_of
+from olmo_hf.callbacks.trackers import shield_trackers
 from olmo_hf.config_file import load_run, run_to_yaml
 from olmo_hf.data.build import build_train_data, data_loading
 from olmo_hf.data.order import DataPosition
@@ -87,6 +88,7 @@ def main(words: Sequence[str]) -> int:
             flops_per_token=flops,
             data_loading=data_loading(run.data),
         )
+        shield_trackers(trainer.callback_handler.callbacks)
         trainer.train(str(opened.checkpoint) if opened.checkpoint is not None else None)
     return exit_code_of(callbacks)
 

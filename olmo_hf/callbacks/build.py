@@ -17,6 +17,7 @@ from olmo_hf.callbacks.memory import Memory
 from olmo_hf.callbacks.metrics_file import MetricsFile
 from olmo_hf.callbacks.profiler import Profiler
 from olmo_hf.callbacks.speed_monitor import SpeedMonitor
+from olmo_hf.callbacks.trackers import prepare_trackers
 from olmo_hf.errors import ConfigError
 from olmo_hf.training.batch_plan import BatchPlan
 
@@ -30,7 +31,7 @@ def build_callbacks(
     evaluates_on_load: bool = False,
     flops_per_token: int | None = None,
 ) -> list[TrainerCallback]:
-    """Callbacks in the order they are called.
+    """Callbacks in the order they are called; trackers (`report_to`) are told which run they belong to.
 
     Args:
         run_dir: directory of the run.
@@ -45,6 +46,7 @@ def build_callbacks(
     problems = callbacks_problems(args)
     if problems:
         raise ConfigError(problems)
+    prepare_trackers(run_dir)
     record = MetricsFile(run_dir)
     cancellation = _cancellation(args, run_dir=run_dir, plan=plan, record=record)
     rank = distributed.rank()

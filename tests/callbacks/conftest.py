@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import integration_utils
 
 from tests import runs
 
@@ -49,3 +50,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ("speed_monitor", "garbage_collector", "heartbeat", "memory", "loss_spike", "cancellation", "data_indices")
     runs.run(path, *(f"--callbacks.{name}=null" for name in names))
     return path.parent / "run"
+
+
+@pytest.fixture(autouse=True)
+def tracker_settings_do_not_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME", "TENSORBOARD_LOGGING_DIR"):
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(integration_utils, "rewrite_logs", integration_utils.rewrite_logs)
