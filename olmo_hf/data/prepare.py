@@ -5,10 +5,12 @@ sources and the options alone, not on how many processes worked or how often the
 is put on disk at intervals and everything behind it is done again.
 """
 
+import fcntl
 import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,19 +84,49 @@ def prepare_data(
         DataError: Options or sources cannot be used, too many documents are bad, or the output holds something else.
     """
     check_options(options)
-    output = Path(options.output)
     files = (
         []
         if options.dataset
         else list_source_files(options.sources, patterns=options.patterns, exclude=options.exclude)
     )
+    try:
+        os.makedirs(options.output, exist_ok=True)
+        with _alone(options.output):
+            return _prepare(options, files, on_start, on_batch)
+    except OSError as error:
+        raise DataError(
+            f"{options.output}: cannot be written ({error.strerror or error}); mend that and run the same command "
+            "again, it continues where it was"
+        ) from error
+
+
+@contextmanager
+def _alone(output: str) -> Iterator[None]:
+    """Keeps a second preparation out of the same directory; the lock ends with its process, however that ends."""
+    folder = os.open(output, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"{output}: another preparation is writing there; wait for it or choose another") from None
+        yield
+    finally:
+        os.close(folder)
+
+
+def _prepare(
+    options: PrepareOptions,
+    files: list[SourceFile],
+    on_start: Callable[[int], None] | None,
+    on_batch: ProgressFunction | None,
+) -> PrepareReport:
+    output = Path(options.output)
     fingerprint = fingerprint_of(options, files)
     state = _read_state(output, fingerprint)
     if state is None:
         finished = _finished(output, fingerprint)
         if finished is not None:
             return PrepareReport(finished)
-        output.mkdir(parents=True, exist_ok=True)
         tokenizer = _make_tokenizer(options, files)
         state = {"fingerprint": fingerprint, "next_batch": 0, "splits": {}, "num_empty": 0, "num_bad": 0, "bad": []}
     else:
@@ -290,12 +322,17 @@ def _dataset_rows(options: PrepareOptions) -> Any:
     import datasets
 
     assert options.dataset is not None
-    if os.path.isfile(os.path.join(options.dataset, "state.json")):
-        rows = datasets.load_from_disk(options.dataset)
-    elif os.path.isfile(os.path.join(options.dataset, "dataset_dict.json")):
-        rows = datasets.load_from_disk(options.dataset)[options.dataset_split]
-    else:
-        rows = datasets.load_dataset(options.dataset, split=options.dataset_split)
+    try:
+        if os.path.isfile(os.path.join(options.dataset, "state.json")):
+            rows = datasets.load_from_disk(options.dataset)
+        elif os.path.isfile(os.path.join(options.dataset, "dataset_dict.json")):
+            rows = datasets.load_from_disk(options.dataset)[options.dataset_split]
+        else:
+            rows = datasets.load_dataset(options.dataset, split=options.dataset_split)
+    except (OSError, KeyError, ValueError) as error:
+        raise DataError(
+            f"--dataset: {options.dataset} (split {options.dataset_split}) cannot be loaded ({error})"
+        ) from error
     if options.column not in rows.column_names:
         names = ", ".join(rows.column_names)
         raise DataError(

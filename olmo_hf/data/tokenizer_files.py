@@ -142,6 +142,13 @@ def raw_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
 
 
+def _from_file(path: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # the library raises nothing more particular
+        raise DataError(f"{path}: is no tokenizer.json ({error})") from error
+
+
 def differing_texts(raw: Tokenizer, auto: object) -> list[str]:
     """Of the tricky texts, those that two readings of a tokenizer encode differently."""
     return [
@@ -165,13 +172,19 @@ def take_over_tokenizer(source: str, folder: str | os.PathLike[str], *, eos_toke
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if source.endswith(".json"):
-        raw = Tokenizer.from_file(source)
+        raw = _from_file(source)
         return save_tokenizer(raw, folder, eos_token=_known(raw, eos_token, source))
     if os.path.isdir(source) and os.path.realpath(source) == os.path.realpath(folder):
         return read_tokenizer(folder)
-    auto = AutoTokenizer.from_pretrained(source)
-    path = _tokenizer_json(source)
-    raw = auto.backend_tokenizer if path is None else Tokenizer.from_file(path)
+    try:
+        auto = AutoTokenizer.from_pretrained(source)
+        path = _tokenizer_json(source)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"--tokenizer: none can be loaded from {source} ({str(error).splitlines()[0]}); name a directory with a "
+            "tokenizer.json, such a file, or a name on the hub"
+        ) from error
+    raw = auto.backend_tokenizer if path is None else _from_file(path)
     if differing_texts(raw, auto):
         logger.warning("%s: AutoTokenizer reads it otherwise than its tokenizer.json; the latter is used", source)
         names = ("bos_token", "eos_token", "unk_token", "pad_token")

@@ -1,6 +1,7 @@
 """Preparation as a whole: the same files, whoever works on them and however often they are killed."""
 
 import argparse
+import errno
 import json
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from olmo_hf.cli import prepare_data as cli
-from olmo_hf.data import document_sources
+from olmo_hf.data import document_sources, token_writer
 from olmo_hf.data.manifest import Manifest, file_sha256, read_manifest
 from olmo_hf.data.prepare import STATE_NAME, prepare_data
 from olmo_hf.data.prepare_options import PrepareOptions, choose_dtype
@@ -123,7 +124,7 @@ def test_stopped_anywhere_and_continued(
 
 KILLED_PROGRAM = """
 import sys, time
-from olmo_hf.data import document_sources
+from olmo_hf.data import document_sources, token_writer
 document_sources.BATCH_DOCUMENTS = 16
 from olmo_hf.data.prepare import prepare_data
 from olmo_hf.data.prepare_options import PrepareOptions
@@ -258,6 +259,12 @@ def test_a_datasets_data_set(tmp_path: Path, tokenizer: str) -> None:
         prepare_data(PrepareOptions(dataset=str(tmp_path / "plain"), output=str(tmp_path / "o"), tokenizer=tokenizer))
 
 
+def test_a_data_set_that_is_not_there(tmp_path: Path, tokenizer: str) -> None:
+    datasets.DatasetDict({"test": datasets.Dataset.from_dict({"text": ["x"]})}).save_to_disk(str(tmp_path / "splits"))
+    with pytest.raises(DataError, match=r"--dataset: .*splits \(split train\) cannot be loaded"):
+        prepare_data(PrepareOptions(dataset=str(tmp_path / "splits"), output=str(tmp_path / "o"), tokenizer=tokenizer))
+
+
 def test_a_trained_tokenizer_does_not_see_the_validation_split(tmp_path: Path) -> None:
     texts = [
         f"document {i} " + ("zebra" if document_sources.in_validation(f"document {i} zebra", 0.2) else "yak")
@@ -318,3 +325,41 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "latin.py" in said.err
     assert cli.run(namespace) == 0
     assert "finished already" in capsys.readouterr().out
+
+
+def test_an_output_that_cannot_be_written(source: Path, tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"file/out: cannot be written \(Not a directory\)"):
+        prepare_data(options(source, tmp_path / "file" / "out", tokenizer))
+
+
+def test_a_full_disk_loses_nothing(
+    source: Path, tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_data(options(source, tmp_path / "whole", tokenizer))
+    asked = options(source, tmp_path / "out", tokenizer, state_interval_seconds=0.0)
+    real, calls = token_writer.os.fsync, []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 30:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(token_writer.os, "fsync", full)
+    with pytest.raises(DataError, match=r"cannot be written \(No space left on device\); mend that and run the same"):
+        prepare_data(asked)
+    monkeypatch.undo()
+    monkeypatch.setattr(document_sources, "BATCH_DOCUMENTS", 16)
+    prepare_data(asked)
+    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
+
+
+def test_two_at_once_are_kept_apart(source: Path, tmp_path: Path, tokenizer: str) -> None:
+    asked = options(source, tmp_path / "out", tokenizer)
+
+    def second(batch) -> None:
+        with pytest.raises(DataError, match="another preparation is writing there"):
+            prepare_data(asked)
+
+    prepare_data(asked, on_batch=second)

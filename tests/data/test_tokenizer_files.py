@@ -120,3 +120,12 @@ def test_a_tokenizer_in_place_is_left_alone(folder: Path) -> None:
     before = (folder / "tokenizer.json").stat().st_mtime_ns
     assert take_over_tokenizer(str(folder), folder, eos_token=None).vocab_size == 400
     assert (folder / "tokenizer.json").stat().st_mtime_ns == before
+
+
+def test_what_is_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"--tokenizer: none can be loaded from .*empty"):
+        take_over_tokenizer(str(tmp_path / "empty"), tmp_path / "x", eos_token=None)
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(DataError, match=r"broken\.json: is no tokenizer\.json"):
+        take_over_tokenizer(str(tmp_path / "broken.json"), tmp_path / "x", eos_token=None)
