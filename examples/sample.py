@@ -4,6 +4,7 @@ python examples/sample.py runs/tiny/latest --prompt "def read"
 """
 
 import argparse
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -17,6 +18,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100, help="most tokens to write")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if not Path(options.checkpoint).is_dir():
+        parser.error(f"{options.checkpoint} is no directory; give one that training wrote, such as runs/tiny/latest")
 
     tokenizer = AutoTokenizer.from_pretrained(options.checkpoint)
     model = AutoModelForCausalLM.from_pretrained(options.checkpoint)
