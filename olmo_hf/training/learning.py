@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from olmo_hf.data.mixing import MixedDataset
 from olmo_hf.data.order import OrderedDataset
 from olmo_hf.distributed import all_reduce_sum
 from olmo_hf.training.callback import OlmoCallback
 from olmo_hf.training.loss import LossTerms, count_labels
 from olmo_hf.training.loss_in_model import LossSettings, loss_settings, model_loss_sums
-from olmo_hf.training.metrics import MetricSums, perplexity
+from olmo_hf.training.metrics import MetricSums, SourceSums, perplexity
 from olmo_hf.training.schedulers import TokenClockLR, learning_rate_curve
 from olmo_hf.training.updating import UpdatingTrainer
 
@@ -33,6 +34,8 @@ class LearningTrainer(UpdatingTrainer):
         forward = inspect.signature(self.accelerator.unwrap_model(self.model).forward)
         self._forward_names = set(forward.parameters)
         self._sums = MetricSums()
+        data = self.train_dataset.dataset if isinstance(self.train_dataset, OrderedDataset) else None
+        self._sources = SourceSums(data.source_names if isinstance(data, MixedDataset) else [])
 
     @property
     def olmo_callbacks(self) -> list[OlmoCallback]:
@@ -97,6 +100,8 @@ class LearningTrainer(UpdatingTrainer):
             loss = terms.ce_sum / terms.num_labels.clamp(min=1)
         else:
             self._count(terms, num_items_in_batch)
+            if terms.token_ce is not None and "source" in inputs and self._sources.sources:
+                self._sources.add(terms.token_ce, labels, inputs["source"])
             # DDP and FSDP average gradients over ranks; the sum over ranks is wanted.
             ranks = self.accelerator.num_processes // self.get_tp_size()
             loss = terms.total / num_items_in_batch * ranks
@@ -189,6 +194,7 @@ class LearningTrainer(UpdatingTrainer):
         for i, rate in enumerate(self._used_learning_rates(logs)):
             metrics[f"optim/learning_rate_group{i}"] = rate
         metrics.update(self._update_metrics())
+        metrics.update(self._sources.take())
         metrics["throughput/total_tokens"] = self.state.num_input_tokens_seen
         for callback in self.olmo_callbacks:
             metrics.update(callback.collect_metrics(self.state))
