@@ -97,15 +97,15 @@ def _make_resumable(source: Path, wanted: "Checkpoint", directory: Path) -> list
     from importlib.metadata import version
 
     from transformers import TrainerState
+    from transformers.trainer import TRAINER_STATE_NAME
 
     from olmo_hf.data.order import DataPosition
     from olmo_hf.training import commit
-    from olmo_hf.training.checkpoints import TRAINER_STATE
     from olmo_hf.training.state import RUN_STATE, RunState, load_run_state, save_run_state
 
     if (source / RUN_STATE).is_file():
         state = load_run_state(source)
-        for path in [source / TRAINER_STATE, source / "optimizer.json", *source.glob("rng_state_*.json")]:
+        for path in [source / TRAINER_STATE_NAME, source / "optimizer.json", *source.glob("rng_state_*.json")]:
             if path.is_file():
                 shutil.copyfile(path, directory / path.name)
     else:
@@ -119,7 +119,7 @@ def _make_resumable(source: Path, wanted: "Checkpoint", directory: Path) -> list
         )
         # The Trainer compares train_batch_size with the new launch's (a warning); it must be a number.
         trainer_state = TrainerState(global_step=state.step, num_input_tokens_seen=state.tokens, train_batch_size=1)
-        trainer_state.save_to_json(str(directory / TRAINER_STATE))
+        trainer_state.save_to_json(str(directory / TRAINER_STATE_NAME))
     save_run_state(state, directory)
     names = [str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()]
     manifest = commit.Manifest(
