@@ -12,7 +12,7 @@ from torch import nn
 
 from olmo_hf.training.clipping import local_tensor, reduce_over_shards
 from olmo_hf.training.muon import MuonWithAdamW, split_for_muon
-from olmo_hf.training.parameter_groups import WeightDecayRule, parameter_groups
+from olmo_hf.training.parameter_groups import WeightDecayRule, describe_groups, parameter_groups
 
 
 class OptimizerSettings(Protocol):
@@ -217,6 +217,25 @@ class Lion(torch.optim.Optimizer, UpdateRecorder):
         return {"update_cos_sim": product / (squared * signs).sqrt().clamp(min=1e-8)}
 
 
+def _groups(model: nn.Module, training: OptimizerSettings) -> list[dict[str, Any]]:
+    return parameter_groups(
+        model,
+        weight_decay=training.weight_decay,
+        decay_norm_and_bias=training.decay_norm_and_bias,
+        decay_embeddings=training.decay_embeddings,
+        rule=training.weight_decay_rule,
+    )
+
+
+def describe_optimizer(model: nn.Module, training: OptimizerSettings) -> list[tuple[str, str]]:
+    """Rows (label, value) of the table printed at the start: the update rule, and who decays."""
+    rule = (
+        f"{training.optimizer}, peak learning rate {training.learning_rate:g}, betas "
+        f"({training.adam_beta1:g}, {training.adam_beta2:g})"
+    )
+    return [("optimizer", rule), *describe_groups(_groups(model, training))]
+
+
 def build_optimizer(model: nn.Module, training: OptimizerSettings) -> torch.optim.Optimizer:
     """The optimizer of a run.
 
@@ -224,13 +243,7 @@ def build_optimizer(model: nn.Module, training: OptimizerSettings) -> torch.opti
         model: its parameters may be sharded.
         training: the `training` section, or anything with its fields.
     """
-    groups = parameter_groups(
-        model,
-        weight_decay=training.weight_decay,
-        decay_norm_and_bias=training.decay_norm_and_bias,
-        decay_embeddings=training.decay_embeddings,
-        rule=training.weight_decay_rule,
-    )
+    groups = _groups(model, training)
     betas = (training.adam_beta1, training.adam_beta2)
     if training.optimizer == "lion":
         return Lion(

@@ -1,7 +1,5 @@
-"""Which parameters decay, and what settings an optimizer keeps when a checkpoint's state is loaded into it."""
+"""Which parameters decay."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -10,8 +8,6 @@ from torch import nn
 WeightDecayRule = Literal["by_role", "by_dimension"]
 
 _WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
-_NOT_SETTINGS = ("params", "param_names", "lr", "initial_lr")
-"""Keys of a group that are no settings: who is in it, and what the schedule writes."""
 
 
 def parameter_name(name: str) -> str:
@@ -93,12 +89,12 @@ def parameter_groups(
     return groups
 
 
-def describe_groups(groups: list[dict[str, Any]]) -> list[str]:
-    """Lines printed at the start: the settings of each group, its size, and its parameters by name.
+def describe_groups(groups: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Rows (label, value) of the table printed at the start: what decays and what does not, by name.
 
     Numbered layers are folded into one entry with the number of them.
     """
-    lines = []
+    rows = []
     for number, group in enumerate(groups):
         kinds: dict[str, int] = {}
         for name in group["param_names"]:
@@ -106,29 +102,6 @@ def describe_groups(groups: list[dict[str, Any]]) -> list[str]:
             kinds[kind] = kinds.get(kind, 0) + 1
         entries = [kind if count == 1 else f"{kind} (x{count})" for kind, count in kinds.items()]
         elements = sum(parameter.numel() for parameter in group["params"])
-        lines.append(
-            f"group {number}: weight_decay {group['weight_decay']}, {len(group['params'])} tensors, {elements:,} "
-            f"elements: {', '.join(entries)}"
-        )
-    return lines
-
-
-@contextmanager
-def settings_of_this_launch(optimizer: torch.optim.Optimizer) -> Iterator[list[str]]:
-    """Around loading a state: puts back the settings that the groups had before, and says what the checkpoint had.
-
-    An optimizer's state brings weight decay, betas and the rest along with the moments; here they are those of the
-    present configuration.
-
-    Yields:
-        A list that holds, afterwards, one sentence per setting that differs (`group 0 weight_decay: 0.1 in the
-        checkpoint, 0.05 now`).
-    """
-    before = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    changes: list[str] = []
-    yield changes
-    for number, (group, settings) in enumerate(zip(optimizer.param_groups, before, strict=True)):
-        for key, value in settings.items():
-            if key not in _NOT_SETTINGS and key in group and group[key] != value:
-                changes.append(f"group {number} {key}: {group[key]} in the checkpoint, {value} now")
-        group.update(settings)
+        size = f"{len(group['params'])} tensors, {elements:,} elements"
+        rows.append((f"group {number}, weight decay {group['weight_decay']}", f"{size}: {', '.join(entries)}"))
+    return rows

@@ -13,7 +13,7 @@ from transformers import Olmo2Config, Olmo2ForCausalLM
 from olmo_hf.training.args import TrainingArgs
 from olmo_hf.training.clipping import AdaptiveClipper, gradient_norms
 from olmo_hf.training.muon import MuonWithAdamW
-from olmo_hf.training.optimizers import AdamWithUpdates, Lion, build_optimizer
+from olmo_hf.training.optimizers import AdamWithUpdates, Lion, build_optimizer, describe_optimizer
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 INDEX = json.loads((GOLDEN / "09_optimizers" / "index.json").read_text())
@@ -243,6 +243,12 @@ def test_what_is_built(settings, expected):
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
     decays = {n: g["weight_decay"] for g in optimizer.param_groups for n in g["param_names"]}
     assert [name for name, decay in decays.items() if decay == 0.0] == ["model.embed_tokens.weight"]
+
+
+def test_the_optimizer_is_described():
+    rows = dict(describe_optimizer(tiny_olmo2(), TrainingArgs(optimizer="lion", learning_rate=1e-4)))
+    assert rows["optimizer"] == "lion, peak learning rate 0.0001, betas (0.9, 0.95)"
+    assert rows["group 1, weight decay 0.0"].endswith("model.embed_tokens.weight")
 
 
 def train(model, optimizer, steps):
