@@ -7,6 +7,7 @@ import pytest
 from olmo_hf.errors import ConfigError
 from olmo_hf.training.args import SchedulerArgs, TrainingArgs
 from olmo_hf.training.batch_plan import Length, describe, plan_batches, plan_warnings
+from olmo_hf.training.durations import Interval, SaveIntervals
 
 RUN = {"world_size": 2, "sequence_length": 32, "num_instances": 203}
 
@@ -22,8 +23,7 @@ def test_sizes_and_lengths():
     assert plan.tokens_per_step == 256
     assert plan.steps_per_epoch == 25  # 203 // 8: the last three instances make no batch
     assert (plan.max_steps, plan.max_tokens, plan.stop_step) == (60, 60 * 256, 60)
-    assert plan.save_interval_steps == 4
-    assert plan.save_interval_ephemeral_steps is None
+    assert plan.save_intervals == SaveIntervals(permanent=Interval(steps=4))
     assert plan.eval_interval_steps == 20
 
 
@@ -121,7 +121,7 @@ def test_every_length_is_described_in_steps_and_tokens():
     assert rows["this launch stops at"] == "33 steps = 8,448 tokens"
     assert rows["save every"] == "1,000 steps = 256,000 tokens"
     for label, text in rows.items():
-        assert text == "never" or "tokens" in text, label
+        assert text == "never" or "tokens" in text or label == "note", label
 
 
 @pytest.mark.parametrize(
@@ -135,6 +135,13 @@ def test_every_length_is_described_in_steps_and_tokens():
 def test_a_schedule_that_does_not_fit_the_run_is_warned_about(changes, words):
     (warning,) = plan_warnings(plan_batches(training(**changes), **RUN))
     assert words in warning
+
+
+def test_warnings_are_part_of_the_table():
+    rows = describe(plan_batches(training(scheduler=SchedulerArgs(warmup=5), stop_after=3), **RUN))
+    assert [text for label, text in rows if label == "note"] == [
+        "this launch stops at step 3 of 60 (training.stop_at, stop_after); the schedule is that of the whole run"
+    ]
 
 
 def test_no_warning_where_lengths_agree():
