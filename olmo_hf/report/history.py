@@ -128,9 +128,12 @@ def load_history(run_dir: Path) -> History:
         columns.add(row)
     if not columns.steps:
         raise DataError(f"{metrics_path} holds no row yet; wait until the run has logged a step.")
+    series = columns.series()
+    if not series:
+        raise DataError(f"{metrics_path} has rows, but none of the metrics of a training run in them.")
     launches_path = run_dir / LAUNCHES_FILE
     launches = list(read_json_lines(launches_path)) if launches_path.is_file() else []
-    return History(run_dir.name, run_dir, columns.series(), events, launches, num_rows=len(columns.steps))
+    return History(run_dir.name, run_dir, series, events, launches, num_rows=len(columns.steps))
 
 
 def _rows_with_starts(path: Path, starts: list[dict[str, Any]], columns: _Columns) -> Iterator[dict[str, Any]]:

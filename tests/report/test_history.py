@@ -47,3 +47,6 @@ def test_no_run_and_no_row_are_said_in_words(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(DataError, match="holds no row yet"):
         load_history(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "other": 2.0}\n')
+    with pytest.raises(DataError, match="none of the metrics of a training run"):
+        load_history(tmp_path)
