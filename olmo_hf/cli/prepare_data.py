@@ -131,9 +131,11 @@ def run(namespace: argparse.Namespace) -> int:
     num_tokens = 0
     # On a file instead of a terminal one line in ten seconds is enough.
     interval_seconds = 0.5 if sys.stderr.isatty() else 10.0
-    with tqdm(unit="B", unit_scale=True, desc="preparing", file=sys.stderr, mininterval=interval_seconds) as bar:
+    first = "preparing" if namespace.train_tokenizer is None else "training the tokenizer"
+    with tqdm(unit="B", unit_scale=True, desc=first, file=sys.stderr, mininterval=interval_seconds) as bar:
 
         def on_start(size_bytes: int) -> None:
+            bar.set_description("preparing", refresh=False)
             bar.total = size_bytes if size_bytes else None
             bar.reset(bar.total)
 
