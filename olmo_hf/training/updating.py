@@ -12,10 +12,10 @@ from olmo_hf.training.arguments import OlmoTrainingArguments
 from olmo_hf.training.clipping import AdaptiveClipper, GradientNorms, clip_by_global_norm, gradient_norms
 from olmo_hf.training.nan_policy import SkippedSteps, Verdict, is_finite, judge_step, not_a_number_message
 from olmo_hf.training.optimizers import UpdateRecorder, build_optimizer
-from olmo_hf.training.parameter_groups import parameter_groups
+from olmo_hf.training.parameter_groups import parameter_groups, parameter_name
 from olmo_hf.training.schedulers import TokenClockLR, clip_factor_for_update
 from olmo_hf.training.tensor_statistics import detailed_metrics
-from olmo_hf.training.tensors import Table, plain_name
+from olmo_hf.training.tensors import Table
 
 
 class UpdatingTrainer(Trainer):
@@ -144,7 +144,7 @@ class UpdatingTrainer(Trainer):
     def _adaptive_clipper(self, names: Any) -> AdaptiveClipper:
         if self._clipper is None:
             self._clipper = AdaptiveClipper(
-                [plain_name(name) for name in names],
+                [parameter_name(name) for name in names],
                 clip_groups=self.args.clip_groups,
                 beta=max(self.args.adam_beta1, self.args.adam_beta2),
                 device=self.args.device,
