@@ -5,10 +5,11 @@ declares it, unknown keys are refused, and all problems come in one `ConfigError
 transformers is imported only for keys that transformers declares.
 """
 
+import copy
 import dataclasses
 import hashlib
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,13 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> RunArgs:
     Raises:
         ConfigError: the file cannot be read, or the settings are wrong; then it lists every problem found.
     """
+    return run_from_tree(read_yaml(Path(path)), overrides)
+
+
+def run_from_tree(given: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunArgs:
+    """Identical to `load_run` except that the YAML is read already; `given` is left as it is."""
     problems = Problems()
-    tree = read_yaml(Path(path))
+    tree = copy.deepcopy(dict(given))
     apply_overrides(tree, split_overrides(overrides, problems), problems)
     tree = resolve(tree, problems)
     further = take_training_arguments(tree, problems)

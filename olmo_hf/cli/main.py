@@ -1,7 +1,8 @@
 """`olmo-hf VERB ...`: finds the verbs beside this file and imports only the one that was asked for.
 
 A verb is a module of this folder with `HELP` (one line of plain text), `add_arguments(parser)` and
-`run(namespace) -> int` (the exit status). It imports heavy packages inside `run`, so that help is instant.
+`run(namespace) -> int` (the exit status). It imports heavy packages inside `run`, so that help is instant. One that
+says `TAKES_FURTHER_SETTINGS = True` gets words of the form `--section.key=value` as `namespace.further`.
 """
 
 import argparse
@@ -67,7 +68,11 @@ def _run_verb(verb: str, module_name: str, words: list[str]) -> int:
     module = importlib.import_module(f"olmo_hf.cli.{module_name}")
     parser = argparse.ArgumentParser(prog=f"olmo-hf {verb}", description=module.HELP)
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(words)))
+    namespace, further = parser.parse_known_args(words)
+    if further and not getattr(module, "TAKES_FURTHER_SETTINGS", False):
+        parser.error(f"unrecognized arguments: {' '.join(further)}")
+    namespace.further = further
+    return int(module.run(namespace))
 
 
 def _overview(verbs: dict[str, Path]) -> str:

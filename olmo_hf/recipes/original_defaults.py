@@ -1,0 +1,144 @@
+"""Every key of the original trainer's configuration with its default (spec: trainer.md section 1, data.md section 1).
+
+Model keys are in `olmo_hf/model/conversion/architecture.py`.
+"""
+
+from typing import Any
+
+TOP: dict[str, Any] = {
+    "run_name": None,
+    "seed": 6198,
+    "epoch": None,
+    "dry_run": False,
+    "restore_dataloader": True,
+    "fast_forward_batches": None,
+    "eval_interval": 1000,
+    "save_folder": "./",
+    "remote_save_folder": None,
+    "canceled_check_interval": 50,
+    "save_interval": 1000,
+    "save_interval_unsharded": None,
+    "save_interval_ephemeral": None,
+    "save_num_checkpoints_to_keep": -1,
+    "save_num_unsharded_checkpoints_to_keep": -1,
+    "save_overwrite": False,
+    "force_save_unsharded": False,
+    "no_pre_train_checkpoint": False,
+    "load_path": None,
+    "load_path_sharded_checkpointer": None,
+    "try_load_latest_save": False,
+    "reset_optimizer_state": False,
+    "reset_trainer_state": False,
+    "sharded_checkpointer": "torch_legacy",
+    "new_style_checkpoints": None,
+    "max_duration": 10_000,
+    "global_train_batch_size": 512,
+    "device_train_batch_size": None,
+    "device_train_microbatch_size": 16,
+    "device_eval_batch_size": 16,
+    "eval_subset_num_batches": -1,
+    "eval_on_load": False,
+    "device_train_grad_accum": None,
+    "max_grad_norm": None,
+    "max_grad_norm_ratio": None,
+    "precision": None,
+    "console_log_interval": 1,
+    "gen1_gc_interval": 1,
+    "distributed_strategy": "fsdp",
+    "softmax_auxiliary_loss": False,
+    "auxiliary_loss_multiplier": 1e-4,
+    "time_limit": None,
+    "extra_steps_after_cancel": 10,
+    "early_stopping_factor": None,
+    "save_data_indices": True,
+    "python_profiling": False,
+    "torch_profiling": False,
+    "stop_at": None,
+    "stop_after": None,
+    "activation_checkpointing": None,
+    "fused_loss": None,
+    "hf_datasets_cache_dir": None,
+    "module_outputs_save_steps": None,
+}
+
+OPTIMIZER: dict[str, Any] = {
+    "name": "lionw",
+    "learning_rate": 1e-4,
+    "weight_decay": 0.01,
+    "betas": [0.9, 0.95],
+    "eps": 1e-5,
+    "no_decay_norm_and_bias": None,
+    "selective_updates": False,
+    "decay_norm_and_bias": False,
+    "decay_embeddings": False,
+    "metrics_log_interval": None,
+    "record_update_metrics": False,
+}
+
+SCHEDULER: dict[str, Any] = {
+    "name": "cosine_with_warmup",
+    "units": "steps",
+    "t_warmup": 100,
+    "t_max": None,
+    "alpha_f": 0.1,
+    "grad_clip_warmup_steps": None,
+    "grad_clip_warmup_factor": None,
+    "warmup_min_lr": None,
+}
+
+DATA: dict[str, Any] = {
+    "paths": None,
+    "memmap_dtype": "uint16",
+    "datasets": None,
+    "label_mask_paths": None,
+    "pad_direction": "right",
+    "generate_attention_mask": False,
+    "generate_doc_lengths": False,
+    "num_workers": 0,
+    "drop_last": False,
+    "pin_memory": False,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "timeout": 0,
+    "seed": None,
+    "instance_filter": None,
+    "custom_dataset": None,
+    "token_field": None,
+}
+
+INSTANCE_FILTER: dict[str, Any] = {"repetition_max_period": 13, "repetition_min_period": 1, "repetition_max_count": 32}
+
+EVALUATOR: dict[str, Any] = {"label": None, "type": "lm", "device_eval_batch_size": None, "subset_num_batches": None}
+
+BLOCKS: dict[str, dict[str, Any]] = {
+    "optimizer": OPTIMIZER,
+    "scheduler": SCHEDULER,
+    "data": DATA,
+    "tokenizer": {"identifier": "gpt2", "truncate_direction": "right"},
+    "wandb": {
+        "project": None,
+        "entity": "ai2-llm",
+        "group": None,
+        "name": None,
+        "tags": ["watching"],
+        "log_artifacts": False,
+        "rank_zero_only": True,
+        "log_interval": 1,
+    },
+    "speed_monitor": {"window_size": 100, "gpu_flops_available": None},
+    "compile": {"mode": None, "fullgraph": False, "backend": "inductor", "dynamic": None},
+    "fsdp": {
+        "use_orig_params": True,
+        "sharding_strategy": "FULL_SHARD",
+        "wrapping_strategy": None,
+        "precision": "pure",
+        "hybrid_sharding_num_model_replicas": None,
+    },
+    "ddp": {"grad_sync_mode": "batch", "find_unused_params": False},
+    "single": {"device": "auto"},
+}
+
+
+def flat_defaults() -> dict[str, Any]:
+    """All of them by dotted key, blocks included."""
+    return TOP | {f"{block}.{name}": value for block, keys in BLOCKS.items() for name, value in keys.items()}
