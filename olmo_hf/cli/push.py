@@ -1,0 +1,107 @@
+"""`olmo-hf push`: a checkpoint as a model on the Hub, with a card that says how it came about."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from olmo_hf.errors import CheckpointError
+
+HELP = "Upload a checkpoint to the Hugging Face Hub with a model card"
+
+# What makes a model; optimizer, random states and counters of the run stay at home.
+MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "chat_template*", "*_olmo.py")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Command line of the verb."""
+    parser.add_argument("checkpoint", type=Path, help="an unsharded checkpoint, or a run directory: its newest one")
+    parser.add_argument("repository", help="name on the Hub, OWNER/NAME; made if it is not there")
+    parser.add_argument("--private", action="store_true", help="a new repository is visible to its owner only")
+    parser.add_argument("--dry-run", action="store_true", help="print the card and the files, upload nothing")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the card and upload."""
+    from olmo_hf.model.card import write_card
+
+    checkpoint = _checkpoint(options.checkpoint)
+    card = write_card(_facts(checkpoint, options.repository))
+    files = sorted({path for pattern in (*MODEL_FILES, *TOKENIZER_FILES) for path in checkpoint.glob(pattern)})
+    if options.dry_run:
+        print(card)
+        for path in files:
+            print(f"{path.stat().st_size:>16,}  {path.name}")
+        return 0
+    _upload(options.repository, card, files, private=options.private)
+    print(f"uploaded {len(files)} files and README.md to {options.repository}")
+    return 0
+
+
+def _checkpoint(path: Path) -> Path:
+    found = (path / "latest").resolve() if (path / "latest").exists() else path
+    if not (found / "config.json").is_file() or not list(found.glob("model*.safetensors")):
+        raise CheckpointError(
+            f"{path}: no unsharded checkpoint (config.json and model*.safetensors); a sharded one becomes a model by "
+            "`olmo-hf convert`"
+        )
+    return found
+
+
+def _facts(checkpoint: Path, name: str) -> Any:
+    from omegaconf import OmegaConf
+
+    from olmo_hf.model.card import CardFacts
+    from olmo_hf.model.configuration_olmo import OlmoHfConfig
+    from olmo_hf.training import commit
+
+    step, tokens, versions = None, None, {}
+    if (checkpoint / commit.MANIFEST).is_file():
+        manifest = commit.verify(checkpoint)  # a damaged model is not published
+        step, tokens, versions = manifest.step, manifest.tokens, manifest.versions
+    config_file = checkpoint.parent / "config.yaml"
+    settings: Any = OmegaConf.to_container(OmegaConf.load(config_file), resolve=False) if config_file.is_file() else {}
+    return CardFacts(
+        name=name,
+        config=OlmoHfConfig.from_pretrained(checkpoint),
+        step=step,
+        tokens=tokens,
+        settings=settings,
+        metrics=_last_metrics(checkpoint.parent, step),
+        versions=versions,
+    )
+
+
+def _last_metrics(run_dir: Path, step: int | None) -> dict[str, float]:
+    """The newest value, up to the step, of the loss, and of every evaluation."""
+    from olmo_hf.callbacks.json_lines import METRICS_FILE, read_json_lines
+
+    metrics: dict[str, float] = {}
+    if not (run_dir / METRICS_FILE).is_file():
+        return metrics
+    for row in read_json_lines(run_dir / METRICS_FILE):
+        if step is None or row.get("step", 0) <= step:
+            metrics |= {
+                name: value
+                for name, value in row.items()
+                if name.startswith(("train/", "eval/")) and isinstance(value, int | float)
+            }
+    return metrics
+
+
+def _upload(repository: str, card: str, files: list[Path], *, private: bool) -> None:
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    operations = [CommitOperationAdd("README.md", card.encode())]
+    operations += [CommitOperationAdd(path.name, str(path)) for path in files]
+    try:
+        api = HfApi()
+        api.create_repo(repository, private=private, exist_ok=True)
+        api.create_commit(repository, operations, commit_message="Upload model with olmo_hf")
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
+        # The first line only: what follows can hold the headers of the request.
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{repository}: cannot upload ({reason}); check the name, the connection and `hf auth login`"
+        ) from error

@@ -1,0 +1,91 @@
+"""`olmo-hf push` against a Hub on the loopback."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from olmo_hf.cli.main import main
+from olmo_hf.training import commit
+from tests import hub_stub
+from tests.model.tiny import tiny_model
+
+SECRET = "hf_secret_of_the_test"
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    directory = tmp_path / "run"
+    checkpoint = directory / "checkpoint-30"
+    tiny_model().save_pretrained(checkpoint)
+    (checkpoint / "optimizer.safetensors").write_bytes(b"state of the run")
+    (checkpoint / "tokenizer.json").write_text("{}")
+    names = sorted(path.name for path in checkpoint.iterdir())
+    manifest = commit.Manifest(
+        kind="unsharded",
+        step=30,
+        tokens=7680,
+        world_size=1,
+        files=commit.describe_files(checkpoint, names),
+        versions={"torch": "2.13.0"},
+    )
+    commit.write_json(checkpoint / commit.MANIFEST, vars(manifest))
+    (directory / "latest").symlink_to("checkpoint-30")
+    (directory / "config.yaml").write_text("data:\n  paths: [a.npy]\ntraining:\n  learning_rate: 4e-4\n")
+    rows = [{"step": step, "train/CrossEntropyLoss": 3.0 - step / 100} for step in (10, 20, 30, 40)]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return directory
+
+
+def test_dry_run_shows_card_and_files(run_dir, capsys):
+    assert main(["push", str(run_dir), "someone/model", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "| train/CrossEntropyLoss | 2.7 |" in said, "the value at the checkpoint's step, not a later one"
+    assert "- `a.npy`" in said
+    assert "model.safetensors" in said
+    assert "tokenizer.json" in said
+    assert "optimizer.safetensors" not in said
+
+
+def test_a_damaged_or_sharded_checkpoint_is_not_published(run_dir, capsys):
+    weights = run_dir / "checkpoint-30" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert main(["push", str(run_dir), "someone/model", "--dry-run"]) == 2
+    assert "damaged" in capsys.readouterr().err
+    weights.unlink()
+    assert main(["push", str(run_dir), "someone/model", "--dry-run"]) == 2
+    assert "olmo-hf convert" in capsys.readouterr().err
+
+
+def test_upload(run_dir, tmp_path):
+    with hub_stub.running() as hub:
+        environment = {
+            **{name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"},
+            "HF_ENDPOINT": hub.url,
+            "HF_TOKEN": SECRET,
+            "HF_HOME": str(tmp_path / "cache"),
+            "HF_HUB_DISABLE_XET": "1",
+            "NO_PROXY": "127.0.0.1",
+        }
+        command = [sys.executable, "-m", "olmo_hf.cli.main", "push", str(run_dir), "someone/model"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        files = hub.repositories["someone/model"].files
+        assert set(files) == {
+            "README.md",
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+        }
+        assert b"| train/CrossEntropyLoss | 2.7 |" in files["README.md"]
+        assert hub.tokens == {SECRET}
+        refused = subprocess.run(
+            [*command[:-1], "a/b/c"], capture_output=True, text=True, env=environment, check=False
+        )
+        assert refused.returncode == 2
+        assert "cannot upload" in refused.stderr
+    assert SECRET not in done.stdout + done.stderr + refused.stdout + refused.stderr

@@ -1,0 +1,68 @@
+from huggingface_hub import ModelCard
+
+from olmo_hf.model.card import MOST_PATHS, CardFacts, public_path, write_card
+from olmo_hf.model.size import count_parameters
+from tests.model.tiny import SHAPES, tiny_config
+
+SETTINGS = {
+    "model": {"init_from": "someone/older-model"},
+    "data": {
+        "paths": ["data/a.npy", "https://me:pass@example.org/b.npy?signature=abc", *(f"c{n}.npy" for n in range(30))],
+        "seed": 7,
+    },
+    "training": {
+        "learning_rate": 4e-4,
+        "z_loss_weight": 1e-5,
+        "scheduler": {"name": "cosine_with_warmup", "warmup": 2000, "t_max": None},
+        "output_dir": "/secret/place",
+    },
+}
+
+
+def test_everything_a_reader_asks_is_there():
+    facts = CardFacts(
+        name="someone/model",
+        config=tiny_config(),
+        step=30,
+        tokens=7680,
+        settings=SETTINGS,
+        metrics={"eval/held-out/CrossEntropyLoss": 2.5, "train/CrossEntropyLoss": 2.25},
+        versions={"torch": "2.13.0"},
+    )
+    card = write_card(facts)
+    for words in (
+        f"| parameters | {count_parameters(tiny_config()).total:,} (",
+        "- `data/a.npy`",
+        f"- and {len(SETTINGS['data']['paths']) - MOST_PATHS} more files",
+        "| learning_rate | 0.0004 |",
+        "| scheduler.warmup | 2000 |",
+        "| eval/held-out/CrossEntropyLoss | 2.5 |",
+        "| started from | someone/older-model |",
+        "| tokens seen | 7,680 |",
+        "| torch | 2.13.0 |",
+    ):
+        assert words in card, words
+    for words in ("pass@", "signature", "/secret/place", "trust_remote_code", "t_max"):
+        assert words not in card, words
+    parsed = ModelCard(card)
+    assert parsed.data.base_model == "someone/older-model"
+    assert parsed.data.library_name == "transformers"
+
+
+def test_a_bare_checkpoint_of_an_own_architecture():
+    card = write_card(CardFacts(name="someone/model", config=tiny_config(**SHAPES["alibi"])))
+    assert "trust_remote_code=True" in card
+    assert card.count("Not recorded.") == 2
+    assert "None were recorded." in card
+    assert "| started from | random weights |" in card
+    assert ModelCard(card).data.base_model is None
+
+
+def test_local_starting_points_are_no_base_model():
+    card = write_card(CardFacts(name="n", config=tiny_config(), settings={"model": {"init_from": "/a/b/c"}}))
+    assert ModelCard(card).data.base_model is None
+
+
+def test_addresses_lose_their_secrets():
+    assert public_path("s3://key:secret@bucket/a.npy?X-Amz-Signature=1") == "s3://bucket/a.npy"
+    assert public_path("data/a@b.npy") == "data/a@b.npy"
