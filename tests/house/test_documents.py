@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from olmo_hf.config_file import load_run
+from olmo_hf.settings.overrides import find_field
+from olmo_hf.settings.problems import Problems
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -86,6 +88,15 @@ def test_links_and_named_files_exist(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
     for name in re.findall(r"`((?:olmo_hf|tests|configs|accelerate_configs|examples|docs)/[^`*\s]*)`", text):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_settings_exist(page):
+    # The reference names every field, with [] and NAME for what repeats; it is generated and checked as a whole.
+    text = "" if page.name == "configuration.md" else page.read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:model|data|training|callbacks|evaluation)\.[a-z_.]+)\b(?![/(])", text):
+        problems = Problems()
+        assert find_field(tuple(name.split(".")), problems), f"{page.name}: {problems.sentences}"
 
 
 def test_the_two_commands_of_the_readme_are_what_ci_runs():
