@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from olmo_hf.data.batch_memory import empty_rows
+
 IGNORE_INDEX = -100
 """Label that no loss counts."""
 
@@ -72,7 +74,7 @@ class DataCollator:
 
     def _labels(self, rows: list[Item], batch: dict[str, Any], lengths: list[int]) -> torch.Tensor:
         """Input ids, unshifted, with -100 at everything that is not trained on, (B, S)."""
-        labels = batch["input_ids"].clone()
+        labels = empty_rows(len(rows), max(lengths), torch.int64).copy_(batch["input_ids"])
         for number, missing in enumerate(max(lengths) - length for length in lengths):
             if missing:
                 padding = slice(None, missing) if self.pad_direction == "left" else slice(-missing, None)

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from olmo_hf.data.args import InstanceFilterArgs
+from olmo_hf.data.batch_memory import empty_rows
 from olmo_hf.data.documents import document_lengths
 from olmo_hf.data.filters import keep_instance
 from olmo_hf.data.token_files import TokenFile, TokenReader, num_instances, open_token_files
@@ -148,7 +149,7 @@ class MemMapDataset(Dataset):
         self, sources: Sequence[TokenFile], files: list[int], offsets: list[int], dtype: torch.dtype
     ) -> torch.Tensor:
         """One stretch of a file per row, (B, S)."""
-        rows = _empty(len(files), self.sequence_length, dtype)
+        rows = empty_rows(len(files), self.sequence_length, dtype)
         target = rows.numpy()
         for row, (file_index, offset) in enumerate(zip(files, offsets, strict=True)):
             target[row] = self._reader.read(sources[file_index], offset, self.sequence_length)
@@ -166,14 +167,6 @@ class MemMapDataset(Dataset):
         if self.generate_doc_lens:
             assert self.eos_token_id is not None
             item["doc_lens"] = torch.from_numpy(document_lengths(tokens, self.eos_token_id))  # (D,)
-
-
-def _empty(num_rows: int, sequence_length: int, dtype: torch.dtype) -> torch.Tensor:
-    """A batch tensor, in a worker already in the memory that it shares with the process it is for: one copy less."""
-    if get_worker_info() is None:
-        return torch.empty(num_rows, sequence_length, dtype=dtype)
-    storage = torch.UntypedStorage._new_shared(num_rows * sequence_length * dtype.itemsize)
-    return torch.empty(0, dtype=dtype).set_(storage, 0, (num_rows, sequence_length), (sequence_length, 1))
 
 
 def _metadata_per_file(
