@@ -156,7 +156,7 @@ class Cancellation(OlmoCallback):
         reasons = {StopReason[self._signals.received.name]} if self._signals.received is not None else set()
         if not distributed.is_main_process():
             return reasons
-        if self._file.exists():
+        if os.path.exists(self._file):  # unlike Path.exists, False also while a network disk does not answer
             reasons.add(StopReason.CANCEL_FILE)
         if self._tags is not None and self._tags.found:
             reasons.add(StopReason.TRACKER_TAG)

@@ -1,6 +1,7 @@
 """What a person at the terminal sees while it trains: one calm line of progress, evaluations, the result."""
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -66,6 +67,7 @@ class Console(OlmoCallback):
         self._bar = args.style == "bar" or (args.style == "auto" and self._stream.isatty() and not in_ci)
         self._seconds_between_lines = args.seconds_between_lines
         self._shown_at: float | None = None
+        self._checkpoint_shown_at: float | None = None
         self._started_at = 0.0
         self._first = (0, 0)  # step and tokens at the start of this launch
         self._pending: str | None = None  # newest line that was not shown
@@ -115,7 +117,9 @@ class Console(OlmoCallback):
     def _progress(self, state: TrainerState) -> None:
         line = progress_line(state.global_step, self._end(state), self._last_logs)
         if self._bar:
-            self._stream.write(_CLEAR_LINE + _bar(state.global_step, self._end(state)) + " " + line)
+            # A line that wraps could not be rewritten.
+            width = shutil.get_terminal_size(fallback=(200, 24)).columns - 1
+            self._stream.write(_CLEAR_LINE + f"{_bar(state.global_step, self._end(state))} {line}"[:width])
             self._stream.flush()
             return
         now = self._clock()
@@ -131,7 +135,11 @@ class Console(OlmoCallback):
         self._print(f"evaluation at step {step:,}  {values}")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.is_world_process_zero and not self._bar:
+        if not state.is_world_process_zero or self._bar:
+            return
+        now = self._clock()
+        if self._checkpoint_shown_at is None or now - self._checkpoint_shown_at >= self._seconds_between_lines:
+            self._checkpoint_shown_at = now
             self._print(f"checkpoint at step {state.global_step:,}")
 
     def on_train_end(

@@ -1,7 +1,7 @@
 """`metrics.jsonl`: every logged step, kept without any tracker; `events.jsonl`: starts, checkpoints, the end."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,12 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from olmo_hf.callbacks.json_lines import EVENTS_FILE, METRICS_FILE, JsonLinesFile
 from olmo_hf.training.callback import OlmoCallback
 
-_COMMON_KEYS = {"step", "tokens", "time", "epoch"}
-
 
 class MetricsFile(OlmoCallback):
     """One line per log: `step`, `tokens` (of all ranks, over the whole run), `time` (Unix seconds), then the metrics.
 
-    Files are appended to, never truncated: after a restart steps may appear twice, and the later line counts
-    (`without_abandoned` drops the others). Rank 0 only. Hugging Face's closing summary of a launch goes to the events.
+    Files are appended to, never truncated: after a restart that went back steps appear twice, and the later line
+    counts. Rank 0 only. Hugging Face's closing summary of a launch goes to the events.
     """
 
     def __init__(self, run_dir: Path, clock: Callable[[], float] = time.time):
@@ -60,26 +58,3 @@ class MetricsFile(OlmoCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.event(state, "end", max_steps=state.max_steps)
-
-
-def without_abandoned(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows by rising step: where a restart went back, the rows of the abandoned stretch are left out.
-
-    Several rows of one step (metrics, then an evaluation) are all kept; a row that repeats a metric of its step tells
-    of a restart and replaces that row and those after it.
-    """
-    kept: list[dict[str, Any]] = []
-    for row in rows:
-        step = row.get("step")
-        if not isinstance(step, int):
-            continue
-        first_replaced = len(kept)
-        for index in range(len(kept) - 1, -1, -1):
-            earlier = kept[index]
-            if earlier["step"] < step:
-                break
-            if earlier["step"] > step or (earlier.keys() & row.keys()) - _COMMON_KEYS:
-                first_replaced = index
-        del kept[first_replaced:]
-        kept.append(row)
-    return kept

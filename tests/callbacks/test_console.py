@@ -86,6 +86,15 @@ def test_a_terminal_gets_one_line_that_is_rewritten(clock, arguments, state, con
     assert "[==========          ] step 5/10" in progress
 
 
+def test_a_narrow_terminal_gets_what_fits(clock, arguments, state, control, monkeypatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    console = Console(ConsoleArgs(), stream=Terminal(), clock=clock)
+    state.global_step = 1
+    console.on_log(arguments, state, control, logs=LOGS)
+    assert len(console._stream.getvalue().removeprefix("\r\x1b[K")) == 39
+
+
 def test_ci_and_files_get_no_control_characters(clock, arguments, state, control, monkeypatch) -> None:
     monkeypatch.setenv("CI", "true")
     text = run(
@@ -104,6 +113,15 @@ def test_result_table(clock, arguments, state, control) -> None:
     assert "8s" in text
     assert "eval/c4/Perplexity" in text
     assert "12.5000" in text
+
+
+def test_checkpoints_are_mentioned_not_too_often(clock, arguments, state, control) -> None:
+    console = Console(ConsoleArgs(style="lines", seconds_between_lines=2.0), stream=io.StringIO(), clock=clock)
+    for _ in range(5):
+        clock.wait(0.9)
+        state.global_step += 1
+        console.on_save(arguments, state, control)
+    assert console._stream.getvalue() == "checkpoint at step 1\ncheckpoint at step 4\n"
 
 
 def test_other_ranks_are_silent(clock, arguments, state, control) -> None:

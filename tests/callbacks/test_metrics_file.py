@@ -2,7 +2,7 @@ import math
 from pathlib import Path
 
 from olmo_hf.callbacks.json_lines import EVENTS_FILE, METRICS_FILE, read_json_lines
-from olmo_hf.callbacks.metrics_file import MetricsFile, without_abandoned
+from olmo_hf.callbacks.metrics_file import MetricsFile
 
 
 def test_one_line_per_log_with_step_tokens_and_time(tmp_path: Path, arguments, state, control, clock) -> None:
@@ -35,23 +35,3 @@ def test_other_ranks_write_nothing(tmp_path: Path, arguments, state, control) ->
     callback.on_log(arguments, state, control, logs={"train/CrossEntropyLoss": 1.0})
     callback.on_train_end(arguments, state, control)
     assert list(tmp_path.iterdir()) == []
-
-
-def row(step: int, launch: int, **metrics: float) -> dict:
-    return {"step": step, "tokens": step, "time": launch, **metrics}
-
-
-def test_a_restart_that_goes_back_replaces_the_abandoned_rows() -> None:
-    first = [row(step, 1, loss=1.0) for step in range(1, 9)]
-    second = [row(step, 2, loss=1.0) for step in range(6, 8)]
-    kept = without_abandoned(first + second)
-    assert [(r["step"], r["time"]) for r in kept] == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 2), (7, 2)]
-
-
-def test_evaluations_of_the_same_step_are_kept_and_replaced_with_it() -> None:
-    rows = [row(7, 1, loss=1.0), row(8, 1, loss=1.0), row(8, 1, val=2.0)]
-    assert without_abandoned(rows) == rows
-    again = [row(8, 2, loss=1.5), row(8, 2, val=2.5)]
-    assert without_abandoned(rows + again) == [rows[0], *again], "restart at 7: both rows of 8 are new"
-    on_load = [row(8, 2, val=2.5), row(9, 2, loss=0.5)]
-    assert without_abandoned(rows + on_load) == [*rows[:2], *on_load], "evaluation on load replaces that row only"
