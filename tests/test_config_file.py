@@ -163,8 +163,10 @@ def test_text_is_taken_as_written_and_never_guessed_from_a_number(write):
 
 
 def test_a_choice_names_the_nearest_one(write):
-    (sentence,) = problems_of(write(), "--data.check=fulll")
-    assert sentence == "data.check: found 'fulll', expected one of 'full', 'quick'; did you mean 'full'?"
+    (sentence,) = problems_of(write(), "--training.scheduler.units=token")
+    assert sentence == (
+        "training.scheduler.units: found 'token', expected one of 'steps', 'tokens'; did you mean 'tokens'?"
+    )
 
 
 def test_lists_become_tuples_and_a_single_text_is_a_list_of_one(write):
