@@ -72,11 +72,14 @@ class OlmoHfRotaryEmbedding(nn.Module):
             self.frequencies, self.attention_scaling = 1.0 / (rope["rope_theta"] ** exponents), 1.0
         else:
             self.frequencies, self.attention_scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, device="cpu")
+        self.cpu_frequencies = self.frequencies
         self.full_precision = config.rope_full_precision
 
     @torch.no_grad()
     def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = position_ids[..., None].float() * self.frequencies.to(position_ids.device)  # (B, S, C/2)
+        if self.frequencies.device != position_ids.device:
+            self.frequencies = self.cpu_frequencies.to(position_ids.device)  # once, not in every step
+        angles = position_ids[..., None].float() * self.frequencies  # (B, S, C/2)
         angles = torch.cat((angles, angles), dim=-1)  # (B, S, C)
         cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
         return (cos, sin) if self.full_precision else (cos.to(dtype), sin.to(dtype))

@@ -151,6 +151,10 @@ def test_meta_device_and_dtype_casts_cannot_spoil_the_positions(tmp_path):
     with torch.device("meta"):
         born_on_meta = OlmoHfForCausalLM(model.config)
     assert torch.equal(born_on_meta.model.rotary_emb.frequencies, frequencies)
+    rotary = born_on_meta.model.rotary_emb
+    assert rotary(torch.arange(4, device="meta")[None], torch.float32)[0].is_meta
+    rotary(torch.arange(4)[None], torch.float32)
+    assert torch.equal(rotary.frequencies, frequencies)
     assert torch.equal(model.bfloat16().float().model.rotary_emb.frequencies, frequencies)
 
 
