@@ -51,10 +51,18 @@ def is_main_process() -> bool:
     return rank() == 0
 
 
-def barrier() -> None:
+def barrier(group: dist.ProcessGroup | None = None) -> None:
     """Wait until all processes are here."""
     if is_distributed():
-        dist.barrier()
+        dist.barrier(group)
+
+
+def new_cpu_group() -> dist.ProcessGroup | None:
+    """A second group of all processes that talks over the CPU; None when alone.
+
+    A background thread must not use the default group: its messages would be taken for those of training.
+    """
+    return dist.new_group(backend="gloo") if is_distributed() else None
 
 
 def _collective_device() -> torch.device:
@@ -83,25 +91,46 @@ def all_agree(ok: bool) -> bool:
     return bool(failures.item() == 0.0)
 
 
-def broadcast_object(value: Value) -> Value:
+def broadcast_object(value: Value, group: dist.ProcessGroup | None = None) -> Value:
     """Rank 0's value, on every process. Only for small plain objects of our own."""
     if not is_distributed():
         return value
     box: list[Any] = [value]
-    dist.broadcast_object_list(box, src=0, device=_collective_device())
+    dist.broadcast_object_list(box, src=0, group=group, device=None if group is not None else _collective_device())
     return box[0]
 
 
-def gather_objects(value: Value) -> list[Value]:
+def gather_objects(value: Value, group: dist.ProcessGroup | None = None) -> list[Value]:
     """Every rank's value in rank order, on every process. Only for small plain objects of our own."""
     if not is_distributed():
         return [value]
     box: list[Any] = [None] * world_size()
-    dist.all_gather_object(box, value)
+    dist.all_gather_object(box, value, group)
     return box
 
 
-def run_on_all(action: Callable[[], Value], error: Callable[[list[str]], Exception]) -> Value:
+def agreement_among(ranks: list[int]) -> Callable[[bool], bool] | None:
+    """A function by which some processes learn, in a thread of their own, whether all of them say True.
+
+    All processes call this; None when there is only one to agree.
+    """
+    if len(ranks) < 2:
+        return None
+    group = dist.new_group(ranks, backend="gloo")
+
+    def agree(ok: bool) -> bool:
+        answers: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(answers, ok, group)
+        return all(answers)
+
+    return agree
+
+
+def run_on_all(
+    action: Callable[[], Value],
+    error: Callable[[list[str]], Exception],
+    group: dist.ProcessGroup | None = None,
+) -> Value:
     """Run `action` on every process; when it fails anywhere, all processes raise together.
 
     Without this a rank that fails alone leaves the others waiting in their next collective.
@@ -109,6 +138,7 @@ def run_on_all(action: Callable[[], Value], error: Callable[[list[str]], Excepti
     Args:
         action: what every process does.
         error: makes the exception from the messages of the ranks that failed.
+        group: over which they agree; None: the default one.
     """
     message, result = "", None
     try:
@@ -117,7 +147,7 @@ def run_on_all(action: Callable[[], Value], error: Callable[[list[str]], Excepti
         message = f"{type(exception).__name__}: {exception}" if not str(exception) else str(exception)
         if not is_distributed():
             raise error([message]) from exception
-    messages = gather_objects(message)
+    messages = gather_objects(message, group)
     if any(messages):
         raise error([f"rank {i}: {m}" for i, m in enumerate(messages) if m])
     return cast(Value, result)

@@ -153,13 +153,17 @@ class TrainingArgs:
     """After a reset of the optimizer: warm the learning rate up again over this many `scheduler.units`; 0.0 is off."""
 
     resume: str = "auto"
-    """`auto`: newest whole checkpoint of the run directory; `never`: refuse a directory that has one; or a path."""
+    """`auto`: newest whole checkpoint of the run directory; `never`: refuse a directory that has one; or the path or
+    address of a checkpoint."""
 
     reset_optimizer: bool = False
     """With a path in `resume`: start the optimizer afresh."""
 
     reset_trainer_state: bool = False
     """With a path in `resume`: start counting steps, tokens and data from zero."""
+
+    restore_dataloader: bool = True
+    """With a path in `resume`: False reads the data from their beginning, and they may be other data."""
 
     fast_forward_batches: int = 0
     """With a path in `resume`: skip this many global batches, once."""
@@ -174,13 +178,30 @@ class TrainingArgs:
     """Number of steps of this launch; the schedule is not changed by it."""
 
     save_interval: Duration | None = 1000
-    """Permanent checkpoints every so many steps or tokens. None: only the last one."""
+    """Permanent checkpoints to go on from, every so many steps, tokens (`"1e9T"`) or minutes (`"30min"`): sharded
+    under FSDP, otherwise unsharded. None: only the last one of a launch."""
 
     save_interval_ephemeral: Duration | None = None
-    """Checkpoints in between, of which one is kept."""
+    """The same, of which only the newest is kept, and none once a permanent one is newer."""
 
-    keep: int = -1
-    """Permanent checkpoints kept; -1 keeps all."""
+    save_interval_unsharded: Duration | None = None
+    """Permanent checkpoints that any Hugging Face tool loads, whatever the model is spread over."""
+
+    unsharded_optimizer: bool = True
+    """Whether those of `save_interval_unsharded` hold the optimizer too; without it a run cannot go on from them."""
+
+    keep_sharded: int = -1
+    """Sharded permanent checkpoints kept; -1 keeps all."""
+
+    keep_unsharded: int = -1
+    """Unsharded permanent checkpoints kept; -1 keeps all."""
+
+    checkpoint_async: bool = False
+    """Training goes on while a checkpoint is written, from a copy in CPU memory; the last one is waited for."""
+
+    upload_to: str | None = None
+    """Where checkpoints are copied to after they are on disk (`s3://bucket/run`, `gs://`, `hf://`, `file://`). On a
+    machine without them the run goes on from there."""
 
     save_at_start: bool = True
     """Write and read back a checkpoint before the first step: a full disk is found now, not at step 1000."""

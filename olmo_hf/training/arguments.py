@@ -8,6 +8,7 @@ from transformers import TrainingArguments
 
 from olmo_hf.training.args import SchedulerArgs, TrainingArgs
 from olmo_hf.training.batch_plan import BatchPlan
+from olmo_hf.training.durations import SaveIntervals
 
 
 @dataclass
@@ -90,6 +91,9 @@ class OlmoTrainingArguments(TrainingArguments):
     reset_trainer_state: bool = TrainingArgs.reset_trainer_state
     """When resuming: start counting from zero."""
 
+    restore_dataloader: bool = TrainingArgs.restore_dataloader
+    """When resuming: False reads the data from their beginning."""
+
     fast_forward_batches: int = TrainingArgs.fast_forward_batches
     """When resuming: skip so many global batches, once."""
 
@@ -99,11 +103,23 @@ class OlmoTrainingArguments(TrainingArguments):
     stop_step: int | None = None
     """Last step of this launch, where it is earlier than the end of the run."""
 
-    keep: int = TrainingArgs.keep
-    """Permanent checkpoints kept; -1 keeps all."""
+    save_intervals: SaveIntervals | None = None
+    """When to save. None: Hugging Face's `save_strategy` and `save_steps`."""
 
-    ephemeral_save_steps: int | None = None
-    """Steps between ephemeral checkpoints. None: there are none."""
+    unsharded_optimizer: bool = TrainingArgs.unsharded_optimizer
+    """Whether checkpoints of `save_intervals.unsharded` hold the optimizer."""
+
+    keep_sharded: int = TrainingArgs.keep_sharded
+    """Sharded permanent checkpoints kept; -1: as many as `save_total_limit` says, or all."""
+
+    keep_unsharded: int = TrainingArgs.keep_unsharded
+    """Unsharded permanent checkpoints kept; -1: as many as `save_total_limit` says, or all."""
+
+    checkpoint_async: bool = TrainingArgs.checkpoint_async
+    """Training goes on while a checkpoint is written."""
+
+    upload_to: str | None = TrainingArgs.upload_to
+    """Where checkpoints are copied to after they are on disk."""
 
     save_at_start: bool = False
     """Write a checkpoint before the first step and read it back."""
@@ -132,9 +148,8 @@ def build_training_arguments(
             "stop_step": plan.stop_step,
             "gradient_accumulation_steps": plan.gradient_accumulation_steps,
             "logging_strategy": "steps",
-            "save_strategy": "steps" if plan.save_interval_steps is not None else "no",
-            "save_steps": plan.save_interval_steps if plan.save_interval_steps is not None else plan.max_steps,
-            "ephemeral_save_steps": plan.save_interval_ephemeral_steps,
+            "save_strategy": "no",  # `save_intervals` rules
+            "save_intervals": plan.save_intervals,
             "eval_strategy": "no",  # evaluations are asked for by the callback, which knows the evaluators
             "disable_tqdm": True,  # the console callback draws the progress
             "ignore_data_skip": True,  # the order starts at the right instance by itself

@@ -4,7 +4,14 @@ from dataclasses import dataclass
 
 from olmo_hf.errors import ConfigError
 from olmo_hf.training.args import SchedulerArgs, TrainingArgs
-from olmo_hf.training.durations import duration_in_steps, duration_in_tokens, interval_in_steps
+from olmo_hf.training.durations import (
+    Interval,
+    SaveIntervals,
+    duration_in_steps,
+    duration_in_tokens,
+    interval_in_steps,
+    save_interval,
+)
 
 NEVER_ENDING_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt_with_warmup")
 """Curves without a horizon: there is no point where they reach their floor."""
@@ -61,11 +68,8 @@ class BatchPlan:
     horizon: Length | None
     """Where the learning rate reaches its floor; None where the curve has none."""
 
-    save_interval_steps: int | None
-    """Steps between permanent checkpoints; None is never."""
-
-    save_interval_ephemeral_steps: int | None
-    """Steps between ephemeral checkpoints; None is never."""
+    save_intervals: SaveIntervals
+    """Steps or minutes between checkpoints of each kind."""
 
     eval_interval_steps: int | None
     """Steps between evaluations; None is never."""
@@ -128,8 +132,7 @@ def plan_batches(
     start = Length(step, tokens_seen)
     end = Length(max_steps, max_tokens)
 
-    def interval(value: int | str | None, key: str) -> int | None:
-        return interval_in_steps(value, tokens_per_step=tokens_per_step, steps_per_epoch=steps_per_epoch, key=key)
+    units = {"tokens_per_step": tokens_per_step, "steps_per_epoch": steps_per_epoch}
 
     return BatchPlan(
         per_device_train_batch_size=training.per_device_train_batch_size,
@@ -144,9 +147,12 @@ def plan_batches(
         start=start,
         warmup=_warmup_end(training.scheduler, start, tokens_per_step),
         horizon=_horizon(training.scheduler, start, end, tokens_per_step),
-        save_interval_steps=interval(training.save_interval, "training.save_interval"),
-        save_interval_ephemeral_steps=interval(training.save_interval_ephemeral, "training.save_interval_ephemeral"),
-        eval_interval_steps=interval(eval_interval, "evaluation.interval"),
+        save_intervals=SaveIntervals(
+            permanent=save_interval(training.save_interval, key="training.save_interval", **units),
+            ephemeral=save_interval(training.save_interval_ephemeral, key="training.save_interval_ephemeral", **units),
+            unsharded=save_interval(training.save_interval_unsharded, key="training.save_interval_unsharded", **units),
+        ),
+        eval_interval_steps=interval_in_steps(eval_interval, key="evaluation.interval", **units),
     )
 
 
@@ -219,8 +225,12 @@ def describe(plan: BatchPlan) -> list[tuple[str, str]]:
     def both(length: Length) -> str:
         return f"{length.steps:,} steps = {length.tokens:,} tokens"
 
-    def every(steps: int | None) -> str:
-        return "never" if steps is None else f"{steps:,} steps = {steps * plan.tokens_per_step:,} tokens"
+    def every(interval: Interval | None) -> str:
+        if interval is None:
+            return "never"
+        if interval.steps is None:
+            return f"{interval.minutes:,} minutes"
+        return f"{interval.steps:,} steps = {interval.steps * plan.tokens_per_step:,} tokens"
 
     stop_tokens = plan.start.tokens + (plan.stop_step - plan.start.steps) * plan.tokens_per_step
     passes = (
@@ -235,9 +245,11 @@ def describe(plan: BatchPlan) -> list[tuple[str, str]]:
         ("this launch stops at", both(Length(plan.stop_step, stop_tokens))),
         ("warm-up ends at", both(plan.warmup)),
         ("learning rate is at its floor from", "never" if plan.horizon is None else both(plan.horizon)),
-        ("save every", every(plan.save_interval_steps)),
-        ("save ephemeral every", every(plan.save_interval_ephemeral_steps)),
-        ("evaluate every", every(plan.eval_interval_steps)),
+        ("save every", every(plan.save_intervals.permanent)),
+        ("save ephemeral every", every(plan.save_intervals.ephemeral)),
+        ("save unsharded every", every(plan.save_intervals.unsharded)),
+        ("evaluate every", every(None if plan.eval_interval_steps is None else Interval(plan.eval_interval_steps))),
+        *(("note", warning) for warning in plan_warnings(plan)),
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from olmo_hf.data.collator import DataCollator
+from olmo_hf.data.mixing import MixedDataset
 from olmo_hf.data.order import OrderedDataset
 from olmo_hf.training.args import TrainingArgs
 from olmo_hf.training.arguments import build_training_arguments
@@ -21,14 +22,20 @@ NOT_ARCHITECTURE = ("transformers_version", "dtype", "use_cache", "architectures
 def without_resets(training: TrainingArgs) -> TrainingArgs:
     """For a launch that continues its own run: what the first launch reset or skipped is not done again."""
     return replace(
-        training, reset_optimizer=False, reset_trainer_state=False, fast_forward_batches=0, start_epoch=None
+        training,
+        reset_optimizer=False,
+        reset_trainer_state=False,
+        restore_dataloader=True,
+        fast_forward_batches=0,
+        start_epoch=None,
     )
 
 
 def run_identity(model: PreTrainedModel, dataset: OrderedDataset) -> dict[str, Any]:
     """What may not change unasked when a run is continued: architecture, data and their order."""
     architecture = {k: v for k, v in model.config.to_diff_dict().items() if k not in NOT_ARCHITECTURE}
-    tokens = dataset.dataset
+    mix = dataset.dataset if isinstance(dataset.dataset, MixedDataset) else None
+    tokens = dataset.dataset.dataset if isinstance(dataset.dataset, MixedDataset) else dataset.dataset
     files = hashlib.sha256("\n".join(Path(path).name for path in tokens.paths).encode()).hexdigest()[:16]
     return {
         "model": architecture,
@@ -39,6 +46,8 @@ def run_identity(model: PreTrainedModel, dataset: OrderedDataset) -> dict[str, A
             "file_names": files,
             "seed": dataset.seed,
             "shuffle": dataset.shuffle,
+            "order": dataset.order,
+            "mix": {source.name: source.taken for source in mix.mix} if mix is not None else {},
         },
     }
 

@@ -3,177 +3,153 @@
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
-from olmo_hf.distributed import all_agree, barrier, gather_objects, is_main_process, rank, run_on_all
+from olmo_hf.distributed import all_agree, broadcast_object, gather_objects, is_main_process, rank, run_on_all
 from olmo_hf.errors import CheckpointError
-from olmo_hf.training import commit, tensors
-from olmo_hf.training.state import RunState, load_rng_state, save_rng_state, save_run_state
+from olmo_hf.training import commit, rotation, tensors
+from olmo_hf.training.disk import Disk
+from olmo_hf.training.snapshot import Contents, to_text
+from olmo_hf.training.state import load_rng_state, rng_file
 
 logger = logging.getLogger(__name__)
 
-TRAINER_STATE = "trainer_state.json"
+Group = torch.distributed.ProcessGroup | None
+OnAll = Callable[[Callable[[], Any]], Any]
+"""Runs an action on every rank; when it fails anywhere, all raise together."""
+
 SPACE_MARGIN = 1.02
 """Room for the small files beside the tensors."""
 
 
-@dataclass(kw_only=True)
-class Snapshot:
-    """All that a checkpoint holds, as it stands in memory."""
-
-    model: nn.Module
-    """Unwrapped; its parameters may be DTensors."""
-
-    optimizer: torch.optim.Optimizer
-    run_state: RunState
-    trainer_state: TrainerState
-    tokenizer: PreTrainedTokenizerBase | None = None
-    extra: tensors.Table = field(default_factory=dict)
-    """Whole tensors kept beside the optimizer, for example the memory of adaptive clipping."""
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether each rank holds only its part."""
-        return any(isinstance(parameter, DTensor) for parameter in self.model.parameters())
+def reached(stage: str, step: int) -> None:
+    """Called as a save gets on: `open`, `model`, `optimizer`, `state`, `manifest`, `done`. A test kills it there."""
 
 
-def save_checkpoint(
-    run_dir: Path, snapshot: Snapshot, *, kind: commit.Kind, keep: int, on_stage: Callable[[str], None] | None = None
-) -> Path:
-    """Write a checkpoint so that it is whole or absent, then rotate older ones. All ranks call.
+def write_checkpoint(run_dir: Path, contents: Contents, *, disk: Disk, group: Group = None) -> commit.Manifest:
+    """Write a checkpoint so that it is whole or absent. All ranks call, if need be in a thread.
 
     Args:
         run_dir: the run directory.
-        snapshot: what to write.
-        kind: `unsharded` can be loaded by `from_pretrained`; of `ephemeral` ones only the newest is kept.
-        keep: number of permanent checkpoints to keep; -1 keeps all.
-        on_stage: called with the name of each stage reached (`open`, `model`, `optimizer`, `state`, `manifest`,
-            `done`); lets a test kill the process there.
+        contents: what this rank writes.
+        disk: who else writes to the same file system.
+        group: over which the ranks agree; in a thread it must not be the default one.
+
+    Returns:
+        The manifest of the whole checkpoint: where machines have disks of their own, more than lies on this one.
 
     Raises:
         CheckpointError: disk full, no permission; raised on all ranks, with older checkpoints untouched.
     """
-    reached = on_stage if on_stage is not None else _ignore
-    step = snapshot.run_state.step
+    step = contents.step
     final, staging = commit.checkpoint_path(run_dir, step), commit.staging_path(run_dir, step)
+
+    def on_all(action: Callable[[], Any]) -> Any:
+        return run_on_all(action, lambda messages: _cannot_write(final, messages), group)
+
     try:
-        _all_ranks(lambda: _open_staging(run_dir, staging, snapshot), final)
-        reached("open")
-        own_files = _all_ranks(lambda: _write(staging, snapshot, kind, reached), final)
-        described = gather_objects(_all_ranks(lambda: commit.describe_files(staging, own_files), final))
+        _open_staging(run_dir, staging, contents, disk=disk, group=group, on_all=on_all)
+        reached("open", step)
+        own_files = _write(staging, contents, disk=disk, group=group, on_all=on_all)
+        parts = gather_objects(on_all(lambda: commit.describe_files(staging, own_files)), group)
         manifest = commit.Manifest(
-            kind=kind,
+            kind=contents.kind,
+            optimizer=contents.has_optimizer,
             step=step,
-            tokens=snapshot.run_state.tokens,
-            world_size=snapshot.run_state.world_size,
-            files={name: entry for part in described for name, entry in part.items()},
+            tokens=contents.tokens,
+            world_size=contents.world_size,
+            files={name: entry for part in parts for name, entry in part.items()},
             versions={package: version(package) for package in ("torch", "transformers", "accelerate")},
         )
-        reached("manifest")
-        _all_ranks(lambda: commit.commit(staging, final, manifest) if is_main_process() else None, final)
+        here = {name: entry for r in disk.ranks for name, entry in parts[r].items()}
+        reached("manifest", step)
+        on_all(lambda: commit.commit(staging, final, replace(manifest, files=here)) if disk.is_writer else None)
     except CheckpointError:
-        if is_main_process():
+        if disk.is_writer:
             shutil.rmtree(staging, ignore_errors=True)  # gives the space of the failed attempt back
         raise
-    reached("done")
-    if is_main_process():
-        commit.rotate(run_dir, newest=final, keep=keep)
-    barrier()
-    return final
+    reached("done", step)
+    return manifest
 
 
-def _ignore(stage: str) -> None:
-    """No one watches the stages of this save."""
-
-
-def _all_ranks(action: Callable[[], Any], final: Path) -> Any:
-    return run_on_all(
-        action,
-        lambda messages: CheckpointError(
-            f"cannot write {final}: {'; '.join(messages)}. Older checkpoints are untouched; free some space or mend "
-            "the permissions and start the same command again"
-        ),
+def _cannot_write(final: Path, messages: list[str]) -> CheckpointError:
+    return CheckpointError(
+        f"cannot write {final}: {'; '.join(messages)}. Older checkpoints are untouched; free some space or mend the "
+        "permissions and start the same command again"
     )
 
 
-def _open_staging(run_dir: Path, staging: Path, snapshot: Snapshot) -> None:
-    if not is_main_process():
-        return
-    if staging.exists():
-        shutil.rmtree(staging)
-    model_bytes = tensors.table_bytes(tensors.model_table(snapshot.model))
-    optimizer = tensors.optimizer_table(snapshot.model, snapshot.optimizer)
-    # Before the first step there is no optimizer state yet; the next checkpoint will have AdamW's two moments.
-    optimizer_bytes = tensors.table_bytes(optimizer, snapshot.extra) if optimizer else 2 * model_bytes
-    commit.require_space(run_dir, int(SPACE_MARGIN * (model_bytes + optimizer_bytes)))
-    staging.mkdir(parents=True)
+def _open_staging(
+    run_dir: Path, staging: Path, contents: Contents, *, disk: Disk, group: Group, on_all: OnAll
+) -> None:
+    needed = gather_objects(contents.tensor_bytes, group)
+    here = sum(needed[r] for r in disk.ranks) * (3 if contents.step == 0 else 1)  # the moments are still to come
+
+    def action() -> None:
+        if not disk.is_writer:
+            return
+        if staging.exists():
+            shutil.rmtree(staging)
+        rotation.require_space(run_dir, int(SPACE_MARGIN * here))
+        (staging / tensors.SHARDED_DIR if contents.sharded is not None else staging).mkdir(parents=True)
+
+    on_all(action)
 
 
-def _write(staging: Path, snapshot: Snapshot, kind: commit.Kind, reached: Callable[[str], None]) -> list[str]:
-    """Write this rank's part; returns the names of the files this rank answers for."""
-    if snapshot.is_sharded:
-        tensors.write_sharded(
-            staging,
-            tensors.model_table(snapshot.model),
-            tensors.optimizer_table(snapshot.model, snapshot.optimizer),
-            snapshot.extra,
-        )
-    if kind == "unsharded" or not snapshot.is_sharded:
-        _write_model(staging, snapshot)
-    reached("model")
-    if not snapshot.is_sharded:
-        tensors.write_optimizer(
-            staging,
-            tensors.optimizer_table(snapshot.model, snapshot.optimizer),
-            snapshot.extra,
-            writer=is_main_process(),
-        )
-    reached("optimizer")
-    own = [save_rng_state(staging, rank())]
-    if is_main_process():
-        save_run_state(snapshot.run_state, staging)
-        snapshot.trainer_state.save_to_json(str(staging / TRAINER_STATE))
-        (staging / "optimizer.json").write_text(tensors.describe_optimizer(snapshot.optimizer), encoding="utf-8")
-    barrier()
-    reached("state")
-    if is_main_process():
+def _write(staging: Path, contents: Contents, *, disk: Disk, group: Group, on_all: OnAll) -> list[str]:
+    """Write this rank's part; returns the names of the files this rank answers for.
+
+    Between two collectives nothing may fail on one rank alone: the others would wait for it.
+    """
+    if contents.sharded is not None:
+        table, directory = contents.sharded, staging / tensors.SHARDED_DIR
+        on_all(lambda: tensors.write_sharded(directory, table, group))
+        _spread_index(directory / ".metadata", disk=disk, group=group, on_all=on_all)
+    on_all(lambda: _write_model(staging, contents))
+    reached("model", contents.step)
+    on_all(lambda: _write_rest(staging, contents))
+    reached("state", contents.step)
+    for path in staging.glob("*.safetensors"):
+        path.chmod((staging / rng_file(rank())).stat().st_mode)  # safetensors makes them readable for the owner only
+    own = [rng_file(rank())]
+    own += [str(path.relative_to(staging)) for path in staging.glob(f"{tensors.SHARDED_DIR}/__{rank()}_*.distcp")]
+    if disk.is_writer:
         everything = [str(path.relative_to(staging)) for path in staging.rglob("*") if path.is_file()]
         own += [name for name in everything if not _belongs_to_a_rank(name)]
-    own += [str(path.relative_to(staging)) for path in staging.glob(f"{tensors.SHARDED_DIR}/__{rank()}_*.distcp")]
     return sorted(own)
+
+
+def _write_model(staging: Path, contents: Contents) -> None:
+    if contents.shell is None:
+        return
+    contents.shell.save_pretrained(staging, state_dict=dict(contents.model))
+    if contents.tokenizer is not None:
+        contents.tokenizer.save_pretrained(staging)
+
+
+def _write_rest(staging: Path, contents: Contents) -> None:
+    if contents.optimizer is not None:
+        tensors.write_whole(staging / tensors.OPTIMIZER_FILE, contents.optimizer)
+    reached("optimizer", contents.step)
+    for name, value in contents.files.items():
+        (staging / name).write_text(to_text(value), encoding="utf-8")
+
+
+def _spread_index(index: Path, *, disk: Disk, group: Group, on_all: OnAll) -> None:
+    """Give every file system the index of the distributed checkpoint, which rank 0 wrote on its own."""
+    own = on_all(lambda: index.read_bytes() if is_main_process() else b"")
+    content = broadcast_object(own, group)
+    on_all(lambda: index.write_bytes(content) if disk.is_writer and not is_main_process() else None)
 
 
 def _belongs_to_a_rank(name: str) -> bool:
     return name.startswith("rng_state_") or name.endswith(".distcp")
-
-
-def _write_model(staging: Path, snapshot: Snapshot) -> None:
-    model = snapshot.model
-    state = {}
-    for name, tensor in model.state_dict().items():
-        whole = tensors.full_tensor(tensor)  # a collective when sharded
-        if is_main_process():
-            state[tensors.plain_name(name)] = whole
-    if not is_main_process():
-        return
-    if not isinstance(model, PreTrainedModel):
-        raise CheckpointError(f"{type(model).__name__} is not a PreTrainedModel and cannot be saved as one")
-    use_cache = model.config.use_cache
-    model.config.use_cache = True  # the Trainer turns it off for training; whoever loads the model generates
-    try:
-        model.save_pretrained(staging, state_dict=state)
-    finally:
-        model.config.use_cache = use_cache
-    if snapshot.tokenizer is not None:
-        snapshot.tokenizer.save_pretrained(staging)
 
 
 def restore_tensors(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> tensors.Table:
@@ -183,7 +159,7 @@ def restore_tensors(checkpoint: Path, model: nn.Module, optimizer: torch.optim.O
         The `extra` tensors of the snapshot.
 
     Raises:
-        CheckpointError: on all ranks, when names or shapes do not fit or weights are not numbers.
+        CheckpointError: on all ranks, when names, shapes or types do not fit or weights are not numbers.
     """
 
     def action() -> tensors.Table:
@@ -206,9 +182,10 @@ def restore_rng(checkpoint: Path, world_size_then: int, world_size_now: int) -> 
     found = world_size_then == world_size_now and load_rng_state(checkpoint, rank())
     if not all_agree(found) and is_main_process():
         logger.warning(
-            "random states start anew: %s was written by %d processes and this run has %d. Data order is unaffected; "
-            "dropout will draw other masks",
+            "random states start anew: %s was written by %d processes and this run has %d%s. Data order is "
+            "unaffected; dropout will draw other masks",
             checkpoint,
             world_size_then,
             world_size_now,
+            "" if world_size_then != world_size_now else f", but {rng_file(0)} or another rank's is missing",
         )

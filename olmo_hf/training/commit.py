@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 LATEST = "latest"
 STAGING_PREFIX, REPLACED_PREFIX, TRASH_PREFIX = ".staging-", ".replaced-", ".trash-"
+READERS = 8
+"""Threads that read a checkpoint to verify it."""
+
 CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)")
 
 Kind = Literal["unsharded", "sharded", "ephemeral"]
@@ -44,8 +48,18 @@ class Manifest:
     """Path inside the checkpoint -> `size` in bytes and `xxh3_128` in hexadecimal."""
 
     versions: dict[str, str]
+    optimizer: bool = True
+    """Whether a run can go on from it."""
+
     created: str = ""
     format: int = 1
+    xxh3_128: str = ""
+    """Checksum of all the other fields; empty: unknown."""
+
+    def own_checksum(self) -> str:
+        """Checksum of all fields but itself, in hexadecimal."""
+        fields = dataclasses.asdict(dataclasses.replace(self, xxh3_128=""))
+        return xxhash.xxh3_128_hexdigest(json.dumps(fields, sort_keys=True).encode())
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:
@@ -77,12 +91,17 @@ def checksum(path: Path) -> str:
 
 
 def describe_files(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Sync the named files of `directory` and return their sizes and checksums."""
-    described = {}
-    for name in names:
-        path = directory / name
-        sync_file(path)
-        described[name] = {"size": path.stat().st_size, "xxh3_128": checksum(path)}
+    """Sync the named files of `directory` and return their sizes and checksums.
+
+    Checksums are worked out while the disk writes: both read what lies in memory still.
+    """
+    with ThreadPoolExecutor(max_workers=1) as writer:
+        synced = [writer.submit(sync_file, directory / name) for name in names]
+        described = {
+            name: {"size": (directory / name).stat().st_size, "xxh3_128": checksum(directory / name)} for name in names
+        }
+        for done in synced:
+            done.result()
     return described
 
 
@@ -94,10 +113,17 @@ def write_json(path: Path, value: Any) -> None:
         os.fsync(file.fileno())
 
 
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write the manifest, with the time and its own checksum."""
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    dated = dataclasses.replace(manifest, created=created)
+    signed = dataclasses.replace(dated, xxh3_128=dated.own_checksum())
+    write_json(directory / MANIFEST, dataclasses.asdict(signed))
+
+
 def commit(staging: Path, final: Path, manifest: Manifest) -> None:
     """Turn a finished staging directory into a checkpoint. Called by one process, after all have written."""
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    write_json(staging / MANIFEST, dataclasses.asdict(dataclasses.replace(manifest, created=created)))
+    write_manifest(staging, manifest)
     for directory in sorted({(staging / name).parent for name in manifest.files} | {staging}):
         sync_file(directory)
     if final.exists():
@@ -150,14 +176,34 @@ def read_manifest(checkpoint: Path) -> Manifest:
     Raises:
         CheckpointError: it is missing or not readable as one.
     """
-    path = checkpoint / MANIFEST
     try:
-        manifest = Manifest(**json.loads(path.read_text(encoding="utf-8")))
-        sizes_ok = all(isinstance(entry["size"], int) for entry in manifest.files.values())
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        text = (checkpoint / MANIFEST).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{checkpoint}: {MANIFEST} is missing or unreadable ({error})") from error
-    if not sizes_ok or not isinstance(manifest.step, int):
+    return parse_manifest(text, str(checkpoint))
+
+
+def parse_manifest(text: str, checkpoint: str) -> Manifest:
+    """The manifest from its text.
+
+    Args:
+        text: JSON.
+        checkpoint: where it comes from, for messages.
+
+    Raises:
+        CheckpointError: it is no manifest, or damaged.
+    """
+    try:
+        manifest = Manifest(**json.loads(text))
+        well_formed = isinstance(manifest.step, int) and all(
+            isinstance(entry["size"], int) for entry in manifest.files.values()
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{checkpoint}: {MANIFEST} is missing or unreadable ({error})") from error
+    if not well_formed:
         raise CheckpointError(f"{checkpoint}: {MANIFEST} does not list sizes and a step as numbers")
+    if manifest.xxh3_128 and manifest.xxh3_128 != manifest.own_checksum():
+        raise CheckpointError(f"{checkpoint}: {MANIFEST} is damaged (its checksum differs)")
     return manifest
 
 
@@ -168,15 +214,22 @@ def verify(checkpoint: Path) -> Manifest:
         CheckpointError: a file is missing, cut short or changed; the message names it.
     """
     manifest = read_manifest(checkpoint)
-    for name, entry in manifest.files.items():
-        path = checkpoint / name
-        if not path.is_file():
-            raise CheckpointError(f"{checkpoint}: {name} is missing")
-        if path.stat().st_size != entry["size"]:
-            raise CheckpointError(f"{checkpoint}: {name} has {path.stat().st_size} bytes instead of {entry['size']}")
-        if checksum(path) != entry["xxh3_128"]:
-            raise CheckpointError(f"{checkpoint}: {name} is damaged (checksum differs from {MANIFEST})")
+    with ThreadPoolExecutor(max_workers=READERS) as readers:
+        for problem in readers.map(lambda item: _problem_of(checkpoint, *item), manifest.files.items()):
+            if problem:
+                raise CheckpointError(f"{checkpoint}: {problem}")
     return manifest
+
+
+def _problem_of(checkpoint: Path, name: str, entry: dict[str, Any]) -> str:
+    path = checkpoint / name
+    if not path.is_file():
+        return f"{name} is missing"
+    if path.stat().st_size != entry["size"]:
+        return f"{name} has {path.stat().st_size} bytes instead of {entry['size']}"
+    if checksum(path) != entry["xxh3_128"]:
+        return f"{name} is damaged (checksum differs from {MANIFEST})"
+    return ""
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
@@ -190,70 +243,31 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that verifies, and why newer ones were passed over."""
+def newest_whole(run_dir: Path, *, up_to_step: int | None = None) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that a run can go on from, and why newer ones were passed over.
+
+    Args:
+        run_dir: the run directory.
+        up_to_step: only checkpoints of this step or earlier.
+    """
     passed_over = []
     for path in list_checkpoints(run_dir):
+        if up_to_step is not None and step_of(path) > up_to_step:
+            continue
         try:
-            verify(path)
+            manifest = verify(path)
         except CheckpointError as error:
             passed_over.append(str(error))
-        else:
+            continue
+        if manifest.optimizer:
             return path, passed_over
+        logger.info("%s holds a model only; looking for an older one to go on from", path)
     return None, passed_over
 
 
-def clean_leftovers(run_dir: Path) -> None:
-    """Remove what dead saves and rotations left. Only while no other process works in the directory."""
-    if not run_dir.is_dir():
-        return
-    for path in run_dir.glob(f"{REPLACED_PREFIX}*"):
-        final = run_dir / path.name.removeprefix(REPLACED_PREFIX)
-        if not final.exists():  # killed between the two renames: the old one is still the whole one
-            os.replace(path, final)
-    for prefix in (STAGING_PREFIX, TRASH_PREFIX, REPLACED_PREFIX):
-        for path in run_dir.glob(f"{prefix}*"):
-            if path.is_symlink() or path.is_file():
-                path.unlink()
-            else:
-                remove_tree(path)
-
-
-def rotate(run_dir: Path, *, newest: Path, keep: int) -> None:
-    """Delete what is no longer kept, by step number, after `newest` is on disk.
-
-    Ephemeral checkpoints go as soon as anything newer has landed; of the permanent ones the `keep` newest stay
-    (all when `keep` is -1). Directories without a readable manifest are left alone.
-    """
-    permanent = []
-    for path in list_checkpoints(run_dir):
-        try:
-            manifest = read_manifest(path)
-        except CheckpointError:
-            continue
-        if manifest.kind == "ephemeral":
-            if path != newest:
-                remove_tree(path)
-        else:
-            permanent.append(path)
-    if keep > 0:
-        for path in permanent[keep:]:
-            if path != newest:
-                remove_tree(path)
-
-
-def require_space(run_dir: Path, needed_bytes: int) -> None:
-    """Refuse to start a save that cannot fit.
-
-    Raises:
-        CheckpointError: with needed and free bytes.
-    """
-    free_bytes = shutil.disk_usage(run_dir).free
-    if free_bytes < needed_bytes:
-        raise CheckpointError(
-            f"{run_dir}: a checkpoint needs {needed_bytes:,} bytes but only {free_bytes:,} are free; "
-            "free some space or set training.output_dir to a larger disk"
-        )
+def step_of(checkpoint: Path) -> int:
+    """The step in the name of a checkpoint."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """Lengths of a run and of its intervals: steps (`300`), epochs (`"2ep"`) or tokens (`"5e12T"`), as numbers of steps.
 
+The intervals between checkpoints may also be minutes (`"30min"`).
+
 Nothing here needs torch, so that a configuration can be checked before anything heavy is loaded.
 """
 
@@ -10,6 +12,7 @@ from typing import Literal
 from olmo_hf.errors import ConfigError
 
 _FORMS = 'steps (300), epochs ("2ep") or tokens ("5e12T")'
+_FORMS_WITH_MINUTES = 'steps (300), epochs ("2ep"), tokens ("1e9T") or minutes ("30min")'
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,36 @@ class Duration:
     amount: int
     """How many of `unit`; at least 1."""
 
-    unit: Literal["steps", "epochs", "tokens"]
-    """What is counted."""
+    unit: Literal["steps", "epochs", "tokens", "minutes"]
+    """What is counted; minutes only in intervals between checkpoints."""
 
 
-def parse_duration(value: object, *, key: str = "training.max_duration") -> Duration:
+@dataclass(frozen=True)
+class Interval:
+    """Time between two events, on one of two clocks."""
+
+    steps: int | None = None
+    """Optimizer steps; None: counted in minutes."""
+
+    minutes: int | None = None
+    """Minutes by the clock of rank 0; None: counted in steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveIntervals:
+    """When checkpoints of each kind are due; None is never."""
+
+    permanent: Interval | None = None
+    """Checkpoints to go on from that are kept."""
+
+    ephemeral: Interval | None = None
+    """Checkpoints in between, of which one is kept."""
+
+    unsharded: Interval | None = None
+    """Directories that any Hugging Face tool loads."""
+
+
+def parse_duration(value: object, *, key: str = "training.max_duration", minutes_allowed: bool = False) -> Duration:
     """Reads a length as it stands in the YAML.
 
     Fractions of an epoch are refused: the order of the data is redrawn at whole epochs only, so `"1.5ep"` has no exact
@@ -32,26 +60,30 @@ def parse_duration(value: object, *, key: str = "training.max_duration") -> Dura
     Args:
         value: `300`, `"300"`, `"1_000"`, `5e3` (steps), `"2ep"` (epochs) or `"5e12T"` (tokens).
         key: name of the setting, for the message.
+        minutes_allowed: whether `"30min"` is a length here.
 
     Raises:
         ConfigError: the value is none of these, or not positive.
     """
+    forms = _FORMS_WITH_MINUTES if minutes_allowed else _FORMS
     text = str(value).strip() if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
-    unit: Literal["steps", "epochs", "tokens"] = "steps"
+    unit: Literal["steps", "epochs", "tokens", "minutes"] = "steps"
     number = text
     if text.endswith("ep"):
         unit, number = "epochs", text.removesuffix("ep")
     elif text.endswith("T"):
         unit, number = "tokens", text.removesuffix("T")
+    elif text.endswith("min") and minutes_allowed:
+        unit, number = "minutes", text.removesuffix("min")
     try:
         amount = Decimal(number.strip())
     except InvalidOperation:
-        raise ConfigError(f"{key} is {value!r}, which is not a length: write {_FORMS}") from None
+        raise ConfigError(f"{key} is {value!r}, which is not a length: write {forms}") from None
     if not amount.is_finite() or amount != int(amount):
         remedy = ": give the same length in steps or tokens" if unit == "epochs" else ""
         raise ConfigError(f"{key} is {value!r}, but the number of {unit} must be whole{remedy}")
     if amount < 1:
-        raise ConfigError(f"{key} is {value!r}, but a length must be at least 1: write {_FORMS}, or leave it out")
+        raise ConfigError(f"{key} is {value!r}, but a length must be at least 1: write {forms}, or leave it out")
     return Duration(int(amount), unit)
 
 
@@ -122,3 +154,18 @@ def interval_in_steps(interval: object, *, tokens_per_step: int, steps_per_epoch
     if interval is None:
         return None
     return duration_in_steps(interval, tokens_per_step=tokens_per_step, steps_per_epoch=steps_per_epoch, key=key)
+
+
+def save_interval(interval: object, *, tokens_per_step: int, steps_per_epoch: int, key: str) -> Interval | None:
+    """As `interval_in_steps`, but minutes stay minutes.
+
+    Raises:
+        ConfigError: the value is not a length.
+    """
+    if interval is None:
+        return None
+    parsed = parse_duration(interval, key=key, minutes_allowed=True)
+    if parsed.unit == "minutes":
+        return Interval(minutes=parsed.amount)
+    steps = duration_in_steps(interval, tokens_per_step=tokens_per_step, steps_per_epoch=steps_per_epoch, key=key)
+    return Interval(steps=steps)

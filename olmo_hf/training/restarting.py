@@ -10,11 +10,14 @@ from transformers import PreTrainedTokenizerBase
 
 from olmo_hf.data.order import DataPosition, OrderedDataset, advance
 from olmo_hf.data.sampler import GlobalBatchSampler
-from olmo_hf.distributed import rank, world_size
+from olmo_hf.distributed import rank, run_on_all, world_size
 from olmo_hf.errors import CheckpointError, ConfigError
 from olmo_hf.training import checkpoints, commit
-from olmo_hf.training.flow import kind_of_save
+from olmo_hf.training.flow import SaveSchedule, last_step, what_to_save
 from olmo_hf.training.learning import LearningTrainer
+from olmo_hf.training.rotation import Keep
+from olmo_hf.training.saving import CheckpointSaver, build_saver
+from olmo_hf.training.snapshot import Snapshot
 from olmo_hf.training.state import RunState, compare_identity, load_run_state
 from olmo_hf.training.worker_signals import outlive_first_request
 
@@ -26,6 +29,12 @@ class RestartingTrainer(LearningTrainer):
     resumed_from: RunState | None
     step_ids: list[int]
     flops_per_token: int | None
+    save_schedule: SaveSchedule
+    saver: CheckpointSaver | None = None
+    """Made when training starts."""
+
+    bolt_on_start: dict[str, int] | None = None
+    """Steps and tokens at which a second warm-up began."""
 
     @property
     def run_dir(self) -> Path:
@@ -69,7 +78,12 @@ class RestartingTrainer(LearningTrainer):
         )
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
-        """Identical to `Trainer` except that instance ids are taken out and shown to the callbacks."""
+        """Identical to `Trainer` except that instance ids are taken out and shown to the callbacks.
+
+        Before every step it is also asked whether a save in the background has failed.
+        """
+        if self.saver is not None:
+            self.saver.poll()
         batches, denominator = super().get_batch_samples(epoch_iterator, num_batches, device)
         ids = [batch.pop("index") for batch in batches if "index" in batch]
         self.step_ids = torch.cat(ids).tolist() if ids else []
@@ -98,7 +112,23 @@ class RestartingTrainer(LearningTrainer):
             checkpoint = Path(resume_from_checkpoint)
         if checkpoint is not None:
             self._take_up(checkpoint)
-        return super().train(str(checkpoint) if checkpoint is not None else None, *args, **kwargs)
+        limit = -1 if self.args.save_total_limit is None else self.args.save_total_limit
+        self.saver = build_saver(
+            self.run_dir,
+            keep=Keep(
+                sharded=limit if self.args.keep_sharded == -1 else self.args.keep_sharded,
+                unsharded=limit if self.args.keep_unsharded == -1 else self.args.keep_unsharded,
+            ),
+            in_background=self.args.checkpoint_async,
+            upload_to=self.args.upload_to,
+        )
+        try:
+            result = super().train(str(checkpoint) if checkpoint is not None else None, *args, **kwargs)
+        except BaseException:
+            self.saver.give_up()
+            raise
+        self.saver.finish()
+        return result
 
     def _take_up(self, checkpoint: Path) -> None:
         """Read where the run of a checkpoint stands, and start the data there.
@@ -110,7 +140,7 @@ class RestartingTrainer(LearningTrainer):
         self._require_same_run(checkpoint, state)
         if self.args.reset_trainer_state or not isinstance(self.train_dataset, OrderedDataset):
             return
-        position = state.position
+        position = state.position if self.args.restore_dataloader or is_own else DataPosition()
         if not is_own and self.args.start_epoch is not None and self.args.start_epoch != position.epoch:
             position = DataPosition(epoch=self.args.start_epoch)
         if not is_own and self.args.fast_forward_batches:
@@ -119,7 +149,8 @@ class RestartingTrainer(LearningTrainer):
 
     def _require_same_run(self, checkpoint: Path, state: RunState) -> None:
         saved, current = state.identity, self.identity
-        if self.args.reset_trainer_state:  # another stage: the data may be new, the architecture may not
+        new_data = self.args.reset_trainer_state or not self.args.restore_dataloader
+        if new_data:  # another stage: the data may be new, the architecture may not
             saved, current = ({k: v for k, v in one.items() if k != "data"} for one in (saved, current))
         if not saved or not current:
             return
@@ -144,9 +175,31 @@ class RestartingTrainer(LearningTrainer):
         if resume_from_checkpoint is None and self.args.save_at_start:
             self._save_checkpoint(self.plain_model, trial=None)
             checkpoint = commit.checkpoint_path(self.run_dir, self.state.global_step)
-            commit.verify(checkpoint)
+            self._verify_here(checkpoint)
             checkpoints.restore_tensors(checkpoint, self.plain_model, self.inner_optimizer)
         return prepared
+
+    def _verify_here(self, checkpoint: Path) -> None:
+        """Verify a checkpoint, once on every file system; all ranks learn what is wrong."""
+        assert self.saver is not None, "train() makes the saver"
+        is_writer = self.saver.disk.is_writer
+        run_on_all(
+            lambda: commit.verify(checkpoint) if is_writer else None,
+            lambda messages: CheckpointError("; ".join(messages)),
+        )
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Identical to `LearningTrainer` except that a second warm-up goes on where an earlier launch began it."""
+        if self.args.bolt_on_warmup > 0 and self.args.reset_optimizer:
+            self.bolt_on_start = {"steps": self.state.global_step, "tokens": self.state.num_input_tokens_seen}
+        elif self.resumed_from is not None and not self.args.reset_trainer_state:
+            self.bolt_on_start = self.resumed_from.bolt_on_start
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    def _bolt_on_start(self, clock: float) -> float | None:
+        if self.args.bolt_on_warmup == 0 or self.bolt_on_start is None or self.args.scheduler is None:
+            return None
+        return self.bolt_on_start[self.args.scheduler.units]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Identical to `Trainer` except that nothing happens yet: weights come with the optimizer, once sharded."""
@@ -190,20 +243,30 @@ class RestartingTrainer(LearningTrainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Identical to `Trainer` except that the result is whole or absent, of a kind, and rotated by step number."""
+        assert self.saver is not None, "train() makes the saver"
         self.store_flos()
         step = self.state.global_step
-        sharded = self.is_fsdp_enabled
-        kind = kind_of_save(self.args, self.state, stopping=self.control.should_training_stop, sharded=sharded)
+        final = self.control.should_training_stop or step >= last_step(self.args, self.state)
+        kind, has_optimizer = what_to_save(
+            self.save_schedule.due,
+            step=step,
+            final=final,
+            sharded=self.is_fsdp_enabled,
+            unsharded_optimizer=self.args.unsharded_optimizer,
+        )
+        self.saver.save(self._snapshot(), kind=kind, has_optimizer=has_optimizer, wait=final or step == 0)
+
+    def _snapshot(self) -> Snapshot:
+        step, scaler = self.state.global_step, getattr(self.accelerator, "scaler", None)
         start_step = self.resumed_from.step if self.resumed_from and not self.args.reset_trainer_state else 0
         position = DataPosition()
         if isinstance(self.train_dataset, OrderedDataset):
             position = self._advance(self.train_dataset, self.train_dataset.start, step - start_step)
-        scaler = getattr(self.accelerator, "scaler", None)
         states: dict[str, list[dict[str, Any]]] = {}
         for callback in self.olmo_callbacks:
             if state := callback.state_dict():
                 states.setdefault(type(callback).__name__, []).append(state)
-        snapshot = checkpoints.Snapshot(
+        return Snapshot(
             model=self.plain_model,
             optimizer=self.inner_optimizer,
             run_state=RunState(
@@ -212,6 +275,7 @@ class RestartingTrainer(LearningTrainer):
                 position=position,
                 world_size=world_size(),
                 identity=self.identity,
+                bolt_on_start=self.bolt_on_start,
                 scaler=scaler.state_dict() if scaler is not None else None,
                 callbacks=states,
             ),
@@ -219,4 +283,3 @@ class RestartingTrainer(LearningTrainer):
             tokenizer=cast("PreTrainedTokenizerBase | None", self.processing_class),
             extra=self._extra_tensors(),
         )
-        checkpoints.save_checkpoint(self.run_dir, snapshot, kind=kind, keep=self.args.keep)

@@ -5,18 +5,32 @@ import datetime
 import json
 import logging
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from olmo_hf.distributed import broadcast_object, is_main_process, run_on_all, world_size
+import yaml
+
+from olmo_hf.distributed import (
+    broadcast_object,
+    gather_objects,
+    is_distributed,
+    is_main_process,
+    run_on_all,
+    world_size,
+)
 from olmo_hf.errors import CheckpointError
 from olmo_hf.training import commit
-from olmo_hf.training.state import RunState, load_run_state
+from olmo_hf.training.disk import Disk, find_disk
+from olmo_hf.training.rotation import clean_leftovers
+from olmo_hf.training.state import RunState, compare_identity, load_run_state
+from olmo_hf.training.upload import DOWNLOADED, fetch, fetch_source, is_remote, newest_copy
 
 logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
 
 CONFIG_FILE, LAUNCHES_FILE = "config.yaml", "launches.jsonl"
 OWN_FILES = (CONFIG_FILE, LAUNCHES_FILE, "metrics.jsonl", ".lock")
@@ -36,41 +50,51 @@ class OpenedRun:
     from_own: bool
     """Whether the checkpoint is this run's own. Resets and fast-forwards were done by an earlier launch then."""
 
+    disk: Disk
+    """Who else sees the same directory."""
+
 
 @contextlib.contextmanager
-def open_run(directory: Path, *, resume: str, name: str, dry_run: bool = False) -> Iterator[OpenedRun]:
+def open_run(
+    directory: Path, *, resume: str, name: str, dry_run: bool = False, upload_to: str | None = None
+) -> Iterator[OpenedRun]:
     """Lock the run directory, remove leftovers of dead saves and find what to continue from. All ranks enter.
 
     A run's own newest whole checkpoint always wins over a path in `resume`, so that a restarted job never repeats the
-    reset with which it began.
+    reset with which it began. Where machines have disks of their own, it is the newest that is whole on all of them.
 
     Args:
         directory: the run directory; made when missing.
-        resume: `auto`, `never` or the path of a checkpoint.
+        resume: `auto`, `never`, or the path or address of a checkpoint.
         name: the run's name; a directory that holds a run of another name is refused.
-        dry_run: only look; nothing is locked, cleaned or written.
+        dry_run: only look; nothing is locked, cleaned, fetched or written.
+        upload_to: address at which copies of this run's checkpoints lie; a newer one than here is fetched.
 
     Raises:
         CheckpointError: on all ranks: the directory is in use, not writable, holds another run or other things, or
             there is nothing to resume from.
     """
     with contextlib.ExitStack() as stack:
+        _on_all(lambda: _refuse_strangers(directory, name))
+        disk = find_disk(directory) if is_distributed() and not dry_run else Disk(is_writer=is_main_process())
 
-        def claim() -> tuple[str | None, bool]:
-            if not is_main_process():
-                return None, False
-            _refuse_strangers(directory, name)
-            if not dry_run:
+        def claim() -> None:
+            if disk.is_writer and not dry_run:
                 stack.enter_context(commit.run_lock(directory))
                 _try_to_write(directory)
-                commit.clean_leftovers(directory)
-            found, from_own = _choose(directory, resume)
-            return (str(found) if found is not None else None), from_own
+                clean_leftovers(directory)
 
-        found, from_own = broadcast_object(run_on_all(claim, lambda messages: CheckpointError("; ".join(messages))))
-        checkpoint = Path(found) if found is not None else None
-        state = load_run_state(checkpoint) if checkpoint is not None else RunState()
-        yield OpenedRun(directory, checkpoint, state, from_own)
+        _on_all(claim)
+        own = _newest_own(directory, disk, writable=not dry_run, upload_to=upload_to)
+        checkpoint = own if own is not None and resume != "never" else _foreign(directory, disk, resume)
+        if own is not None and disk.is_writer and not dry_run:
+            commit.point_latest_to(own)  # a damaged newer one may have been passed over
+        state = _on_all(lambda: load_run_state(checkpoint) if checkpoint is not None else RunState())
+        yield OpenedRun(directory, checkpoint, state, own is not None, disk)
+
+
+def _on_all(action: Callable[[], Value]) -> Value:
+    return run_on_all(action, lambda messages: CheckpointError("; ".join(messages)))
 
 
 def _refuse_strangers(directory: Path, name: str) -> None:
@@ -116,44 +140,93 @@ def _try_to_write(directory: Path) -> None:
         ) from error
 
 
-def _choose(directory: Path, resume: str) -> tuple[Path | None, bool]:
-    newest, passed_over = commit.newest_whole(directory)
-    for reason in passed_over:
+def _newest_own(directory: Path, disk: Disk, *, writable: bool, upload_to: str | None) -> Path | None:
+    """This run's newest checkpoint that is whole on every disk; fetched if a newer copy lies elsewhere."""
+    passed_over: list[str] = []
+
+    def newest(up_to_step: int | None) -> int | None:
+        found, reasons = commit.newest_whole(directory, up_to_step=up_to_step) if disk.is_writer else (None, [])
+        passed_over.extend(reasons)
+        return commit.step_of(found) if found is not None else None
+
+    step: int | None = None
+    while True:  # once where all see the same files
+        bound = step
+        answers = gather_objects((disk.is_writer, _on_all(lambda bound=bound: newest(bound))))  # type: ignore[misc]
+        steps = [found for is_writer, found in answers if is_writer]
+        present = [found for found in steps if found is not None]
+        step = min(present) if present else None
+        if len(set(steps)) == 1 or len(present) < len(steps):
+            break
+    for reason in dict.fromkeys(passed_over):
         logger.warning("passed over: %s", reason)
-    if resume == "never":
-        if commit.list_checkpoints(directory):
-            raise CheckpointError(
-                f"{directory}: holds checkpoints of an earlier launch and training.resume is never; set it to auto to "
-                "go on, or choose another name"
-            )
-        return None, False
-    if newest is not None:
-        return newest, True
-    if passed_over:
+    fetched = _fetch_newer(directory, disk, step if None not in steps else None, upload_to) if writable else None
+    if fetched is not None:
+        return fetched
+    lacking = len(steps) - len(present)
+    reasons = [reason for part in gather_objects(passed_over) for reason in part]
+    if present and lacking:
         raise CheckpointError(
-            f"{directory}: none of its checkpoints is whole ({'; '.join(passed_over)}); remove them to start afresh, "
-            "or name another checkpoint in training.resume"
+            f"{directory}: {lacking} of {len(steps)} machines hold no whole checkpoint of this run ({reasons}); copy "
+            "the directory there, or set training.upload_to so that it can be fetched"
         )
-    if resume == "auto":
-        return None, False
+    if step is None and reasons:
+        raise CheckpointError(
+            f"{directory}: none of its checkpoints is whole ({'; '.join(reasons)}); remove them to start afresh, or "
+            "move the directory away"
+        )
+    return commit.checkpoint_path(directory, step) if step is not None else None
+
+
+def _fetch_newer(directory: Path, disk: Disk, step: int | None, upload_to: str | None) -> Path | None:
+    if upload_to is None:
+        return None
+    elsewhere = broadcast_object(_on_all(lambda: newest_copy(upload_to) if is_main_process() else None))
+    if elsewhere is None or (step is not None and step >= elsewhere):
+        return None
+    logger.info("fetching checkpoint-%d from %s", elsewhere, upload_to)
+    _on_all(lambda: fetch(upload_to, elsewhere, directory) if disk.is_writer else None)
+    return commit.checkpoint_path(directory, elsewhere)
+
+
+def _foreign(directory: Path, disk: Disk, resume: str) -> Path | None:
+    """The checkpoint that `resume` names, when the run has none of its own."""
+    if resume == "never" and any(gather_objects(bool(commit.list_checkpoints(directory)))):
+        raise CheckpointError(
+            f"{directory}: holds checkpoints of an earlier launch and training.resume is never; set it to auto to go "
+            "on, or choose another name"
+        )
+    if resume in ("auto", "never"):
+        return None
+    if is_remote(resume):
+        step = broadcast_object(
+            _on_all(lambda: commit.step_of(fetch_source(resume, directory)) if disk.is_writer else -1)
+        )
+        return commit.checkpoint_path(directory / DOWNLOADED, step)
+    found = _on_all(lambda: str(_named(resume)) if disk.is_writer else "")
+    return Path(broadcast_object(found))
+
+
+def _named(resume: str) -> Path:
     source = Path(resume)
     if not source.is_dir():
         raise CheckpointError(
-            f"training.resume is {resume!r}: no such directory; expected auto, never or a checkpoint"
+            f"training.resume is {resume!r}: no such directory; expected auto, never, a checkpoint or its address"
         )
     if not (source / commit.MANIFEST).is_file() and commit.list_checkpoints(source):
         found, _ = commit.newest_whole(source)
         if found is None:
             raise CheckpointError(f"training.resume is {resume!r}: none of the checkpoints there is whole")
-        source = found
+        return found.resolve()
     commit.verify(source)
-    return source.resolve(), False
+    return source.resolve()
 
 
-def record_launch(directory: Path, *, config_yaml: str, step: int) -> None:
+def record_launch(opened: OpenedRun, *, config_yaml: str, step: int) -> None:
     """Write the resolved settings and a line about this launch: when, from which step, with what, what is new."""
-    if not is_main_process():
+    if not opened.disk.is_writer:
         return
+    directory = opened.directory
     changed = changed_settings(directory, config_yaml)
     for change in changed:
         logger.info("changed since the last launch: %s", change)
@@ -173,9 +246,12 @@ def record_launch(directory: Path, *, config_yaml: str, step: int) -> None:
 
 
 def changed_settings(directory: Path, config_yaml: str) -> list[str]:
-    """Lines that differ between the settings of the last launch and these, with `-` and `+` before them."""
+    """What differs between the settings of the last launch and these, one sentence for each."""
     path = directory / CONFIG_FILE
     if not path.is_file():
         return []
-    old, new = path.read_text(encoding="utf-8").splitlines(), config_yaml.splitlines()
-    return [f"- {line}" for line in old if line not in new] + [f"+ {line}" for line in new if line not in old]
+    try:
+        before, now = yaml.safe_load(path.read_text(encoding="utf-8")), yaml.safe_load(config_yaml)
+        return compare_identity(before, now)
+    except (yaml.YAMLError, AttributeError) as error:
+        return [f"{path} is not readable ({error}), so what changed is unknown"]

@@ -30,6 +30,9 @@ class RunState:
     identity: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What may not change unasked between launches: architecture, data, order (`compare_identity`)."""
 
+    bolt_on_start: dict[str, int] | None = None
+    """Steps and tokens at which a second warm-up began (`bolt_on_warmup`); None: there was none."""
+
     scaler: dict[str, Any] | None = None
     """State of the loss scaler in float16."""
 
@@ -84,23 +87,25 @@ def _decode(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
 
 
-def save_rng_state(directory: Path, rank: int) -> str:
-    """Write this rank's random states (python, numpy, torch, devices) as JSON; returns the file's name."""
+def rng_file(rank: int) -> str:
+    """Name of the file with a rank's random states."""
+    return f"rng_state_{rank}.json"
+
+
+def random_states() -> dict[str, Any]:
+    """This process's random states (python, numpy, torch, device), as JSON can hold them."""
     algorithm, keys, place, has_gauss, gauss = np.random.get_state()
-    state = {
+    return {
         "python": random.getstate(),
         "numpy": [algorithm, np.asarray(keys).tolist(), int(place), int(has_gauss), float(gauss)],
         "torch": _encode(torch.get_rng_state()),
         "cuda": _encode(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
     }
-    name = f"rng_state_{rank}.json"
-    write_json(directory / name, state)
-    return name
 
 
 def load_rng_state(directory: Path, rank: int) -> bool:
     """Put this rank's random states back; False when the checkpoint has none for this rank."""
-    path = directory / f"rng_state_{rank}.json"
+    path = directory / rng_file(rank)
     if not path.is_file():
         return False
     state = json.loads(path.read_text(encoding="utf-8"))

@@ -16,13 +16,14 @@ import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from olmo_hf.errors import CheckpointError
+from olmo_hf.training.parameter_groups import parameter_name
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 SHARDED_DIR = "sharded"
-WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 Table = dict[str, torch.Tensor]
 Layout = dict[str, tuple[torch.Size, torch.dtype]]
@@ -44,21 +45,14 @@ SAFETENSORS_DTYPES = {
 }
 
 
-def plain_name(name: str) -> str:
-    """A parameter's name without what DDP, torch.compile and checkpointing put into it."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
-
-
 def model_table(model: nn.Module) -> Table:
     """Parameters by plain name; a tied parameter stands once."""
-    return {plain_name(name): parameter for name, parameter in model.named_parameters()}
+    return {parameter_name(name): parameter for name, parameter in model.named_parameters()}
 
 
 def optimizer_table(model: nn.Module, optimizer: torch.optim.Optimizer) -> Table:
     """Optimizer tensors as `{parameter}.{state key}`; plain numbers become 0-dimensional float64 tensors."""
-    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    names = {id(parameter): parameter_name(name) for name, parameter in model.named_parameters()}
     table: Table = {}
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
@@ -74,32 +68,31 @@ def table_bytes(*tables: Table) -> int:
     return sum(t.numel() * t.element_size() for table in tables for t in table.values())
 
 
+def local_bytes(*tables: Table) -> int:
+    """Bytes that this rank holds of all tensors; one tensor under two names counts once."""
+    held = {id(t): t.to_local() if isinstance(t, DTensor) else t for table in tables for t in table.values()}
+    return sum(t.numel() * t.element_size() for t in held.values())
+
+
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The whole tensor on the CPU; a collective for a sharded one."""
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole.detach().to("cpu")
 
 
-def write_optimizer(directory: Path, table: Table, extra: Table, *, writer: bool) -> None:
-    """Write optimizer tensors and `extra` (clipping memory, ...) whole. All ranks call; the writer writes."""
-    gathered: Table = {}
-    for prefix, part in (("optimizer.", table), ("extra.", extra)):
-        for name, tensor in part.items():
-            whole = full_tensor(tensor)
-            if writer:
-                gathered[prefix + name] = whole.contiguous()
-    if writer:
-        save_file(gathered, directory / OPTIMIZER_FILE, metadata={"format": "pt"})
+def write_whole(path: Path, table: Table) -> None:
+    """Write whole tensors into one file."""
+    save_file(table, path, metadata={"format": "pt"})
 
 
-def write_sharded(directory: Path, model: Table, optimizer: Table, extra: Table) -> None:
-    """Write everything as a torch distributed checkpoint. All ranks call."""
-    state = {
-        **{f"model.{k}": v.detach() for k, v in model.items()},
-        **{f"optimizer.{k}": v for k, v in optimizer.items()},
-        **{f"extra.{k}": v for k, v in extra.items()},
-    }
-    dcp.save(state, checkpoint_id=directory / SHARDED_DIR, no_dist=not torch.distributed.is_initialized())
+def write_sharded(directory: Path, table: Table, group: torch.distributed.ProcessGroup | None) -> None:
+    """Write tensors as a torch distributed checkpoint. All ranks of the group call, each with its part."""
+    dcp.save(
+        table,
+        storage_writer=dcp.FileSystemWriter(directory, sync_files=False),  # synced when they are described
+        process_group=group,
+        no_dist=not torch.distributed.is_initialized(),
+    )
 
 
 class WholeReader:
@@ -114,6 +107,7 @@ class WholeReader:
                     self.where[prefix + key] = path
 
     def names(self) -> list[str]:
+        """Names of all tensors."""
         return list(self.where)
 
     def fill(self, targets: Table) -> None:
@@ -124,9 +118,10 @@ class WholeReader:
         for path, names in by_file.items():
             with safe_open(path, framework="pt") as file:
                 for name in names:
-                    _copy_into(targets[name], file.get_tensor(name.removeprefix(self.prefix)), name)
+                    _copy_into(targets[name], file, name.removeprefix(self.prefix))
 
     def layout(self) -> Layout:
+        """Shape and type of every tensor."""
         found = {}
         for path in sorted(set(self.where.values())):
             with safe_open(path, framework="pt") as file:
@@ -150,9 +145,11 @@ class ShardedReader:
         self.metadata: dict[str, Any] = metadata.state_dict_metadata
 
     def names(self) -> list[str]:
+        """Names of all tensors."""
         return list(self.metadata)
 
     def layout(self) -> Layout:
+        """Shape (of the whole tensor) and type of every tensor."""
         return {name: (entry.size, entry.properties.dtype) for name, entry in self.metadata.items()}
 
     def fill(self, targets: Table) -> None:
@@ -164,24 +161,30 @@ class ShardedReader:
         )
 
 
-def _copy_into(target: torch.Tensor, source: torch.Tensor, name: str) -> None:
-    if target.shape != source.shape:
-        raise CheckpointError(f"{name}: the checkpoint has shape {tuple(source.shape)}, the run {tuple(target.shape)}")
+def _copy_into(target: torch.Tensor, file: Any, key: str) -> None:
+    """Copy from a tensor in an open file; of a sharded target only its own part is read."""
+    shape = torch.Size(file.get_slice(key).get_shape())
+    if target.shape != shape:
+        raise CheckpointError(f"{key}: the checkpoint has shape {tuple(shape)}, the run {tuple(target.shape)}")
     with torch.no_grad():
-        if isinstance(target, DTensor):
-            # src_data_rank=None: every rank holds the source already, so no communication
-            source = distribute_tensor(
-                source.to(target.device), target.device_mesh, target.placements, src_data_rank=None
-            )
-        target.copy_(source)
+        if not isinstance(target, DTensor) or not shape:
+            (target.to_local() if isinstance(target, DTensor) else target).copy_(file.get_tensor(key))
+            return
+        sizes, offsets = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+        if 0 not in sizes:
+            part = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
+            target.to_local().copy_(file.get_slice(key)[part])
 
 
 def open_reader(checkpoint: Path) -> tuple["WholeReader | ShardedReader", "WholeReader | ShardedReader | None"]:
-    """Readers for the model's tensors (names start with `model.`) and for the optimizer's, if it was saved."""
-    if (checkpoint / SHARDED_DIR).is_dir():
-        reader = ShardedReader(checkpoint / SHARDED_DIR)
-        return reader, reader
+    """Readers for the model's tensors (names start with `model.`) and for the optimizer's, if it was saved.
+
+    An unsharded checkpoint of a sharded run has its model whole and its optimizer in shards.
+    """
+    sharded = ShardedReader(checkpoint / SHARDED_DIR) if (checkpoint / SHARDED_DIR).is_dir() else None
     paths = sorted(checkpoint.glob("model*.safetensors"))
+    if sharded is not None:
+        return (WholeReader(paths, prefix="model.") if paths else sharded), sharded
     if not paths:
         raise CheckpointError(f"{checkpoint}: holds no weights (model*.safetensors or {SHARDED_DIR}/)")
     # the file's own keys begin with the name of the base model ("model."), so the table's prefix comes on top
@@ -200,12 +203,14 @@ def restore_model(reader: "WholeReader | ShardedReader", model: nn.Module, *, so
     table = {f"model.{name}": parameter for name, parameter in model_table(model).items()}
     stored = {name for name in reader.names() if name.startswith("model.")}
     _compare_names(set(table), stored, source)
-    shapes = {name: shape for name, (shape, _) in reader.layout().items()}
+    layout = reader.layout()
     wrong = [
-        f"{n} is {tuple(shapes[n])} there and {tuple(p.shape)} here" for n, p in table.items() if shapes[n] != p.shape
+        f"{name} is {tuple(layout[name][0])} {layout[name][1]} there and {tuple(here.shape)} {here.dtype} here"
+        for name, here in table.items()
+        if layout[name] != (here.shape, here.dtype)
     ]
     if wrong:
-        raise CheckpointError(f"{source}: shapes differ: " + "; ".join(wrong[:5]))
+        raise CheckpointError(f"{source}: shapes or types differ: " + "; ".join(wrong[:5]))
     with torch.no_grad():
         for parameter in table.values():
             parameter.fill_(float("nan"))
@@ -271,7 +276,7 @@ def _state_keys(stored: list[str], name: str) -> Iterator[str]:
 def _named_parameters_of(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, nn.Parameter, dict]]:
-    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    names = {id(parameter): parameter_name(name) for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             yield names[id(parameter)], parameter, group

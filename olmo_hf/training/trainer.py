@@ -16,7 +16,7 @@ from olmo_hf.data.order import DataPosition, OrderedDataset
 from olmo_hf.distributed import enable_fsdp_on_cpu, fsdp_requested
 from olmo_hf.errors import ConfigError
 from olmo_hf.training.evaluating import Evaluator, run_evaluators
-from olmo_hf.training.flow import StopAndSave
+from olmo_hf.training.flow import SaveSchedule
 from olmo_hf.training.restarting import RestartingTrainer
 
 
@@ -48,7 +48,8 @@ class OlmoTrainer(RestartingTrainer):
         self.flops_per_token = flops_per_token
         self.resumed_from = None
         self.step_ids = []
-        callbacks = [StopAndSave(), *(kwargs.pop("callbacks", None) or [])]
+        self.save_schedule = SaveSchedule()
+        callbacks = [self.save_schedule, *(kwargs.pop("callbacks", None) or [])]
         if isinstance(kwargs.get("train_dataset"), MemMapDataset | OrderedDataset):
             kwargs.setdefault("data_collator", DataCollator(pad_token_id=0))
         super().__init__(model, args, callbacks=callbacks, **kwargs)
