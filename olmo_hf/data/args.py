@@ -1,5 +1,6 @@
 """What may be asked of the data: the `data` section of a run's YAML, and the data of an evaluator."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -111,3 +112,38 @@ class DataArgs:
 
     check: Literal["full", "quick", "none"] = "quick"
     """Before training: `quick` checks sizes and samples ids; `full` reads every token; `none` looks at sizes only."""
+
+
+def data_problems(data: DataArgs, key: str) -> Iterator[str]:
+    """Contradictions within a section, each a sentence that begins with the field.
+
+    Args:
+        data: The section.
+        key: Its dotted name, `data` or that of an evaluator's.
+    """
+    masks, paths = data.label_mask_paths, data.paths
+    if masks and len(masks) != len(paths) and not any(c in path for path in (*masks, *paths) for c in "*?["):
+        yield f"{key}.label_mask_paths: found {len(masks)} for {len(paths)} token files; give one mask per token file"
+    if masks and data.sources:
+        yield f"{key}.label_mask_paths: given beside `sources`; give each source its own `label_mask_paths`"
+    if data.document_positions == "reset" and not data.document_masking:
+        yield f"{key}.document_positions: found 'reset' without masking; set `{key}.document_masking: true` too"
+    if data.order != "shuffle" and not data.shuffle:
+        yield f"{key}.order: found {data.order!r} with `{key}.shuffle: false`; remove one of them"
+    if data.order == "random_offsets" and data.sources:
+        yield f"{key}.order: found 'random_offsets' with `{key}.sources`; mixes are of whole instances"
+    yield from _source_problems(data, key)
+
+
+def _source_problems(data: DataArgs, key: str) -> Iterator[str]:
+    for name, source in data.sources.items():
+        given = [kind for kind in ("weight", "tokens", "repeat") if getattr(source, kind) is not None]
+        if len(given) > 1:
+            yield f"{key}.sources.{name}: found {' and '.join(given)}, expected one of weight, tokens and repeat"
+        for kind in given:
+            if getattr(source, kind) <= 0:
+                yield f"{key}.sources.{name}.{kind}: found {getattr(source, kind)}, expected more than 0"
+        if not source.paths:
+            yield f"{key}.sources.{name}.paths: is empty; list token files or globs"
+    if data.mix_tokens is not None and not any(source.weight is not None for source in data.sources.values()):
+        yield f"{key}.mix_tokens: is set, but no source has a weight; remove it or give weights"

@@ -3,7 +3,7 @@
 import logging
 from typing import Any, Literal
 
-from olmo_hf.data.args import DataArgs
+from olmo_hf.data.args import DataArgs, data_problems
 from olmo_hf.data.checks import check_data, mix_of, resolve_files
 from olmo_hf.data.collator import DataCollator
 from olmo_hf.data.memmap import MemMapDataset
@@ -100,11 +100,9 @@ def build_collator(pad_token_id: int | None, document_positions: Literal["keep",
 
 
 def _refuse_problems(args: DataArgs, limits: TokenLimits, global_batch_size: int | None) -> None:
-    problems = check_data(args, limits=limits, global_batch_size=global_batch_size)
-    if args.order != "shuffle" and not args.shuffle:
-        problems.append(f"data.order: found {args.order!r} with data.shuffle: false; remove one of them")
-    if args.sources and args.order == "random_offsets":
-        problems.append("data.order: found 'random_offsets' with data.sources; mixes are of whole instances")
+    problems = list(data_problems(args, "data"))
+    if not problems:
+        problems = check_data(args, limits=limits, global_batch_size=global_batch_size)
     if args.document_masking and limits.eos_token_id is None:
         problems.append(
             "data.document_masking: needs the end-of-text id, and neither the tokenizer nor the model names one; set "

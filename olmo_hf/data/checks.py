@@ -79,9 +79,6 @@ def resolve_files(args: DataArgs) -> ResolvedFiles:
         raise DataError("data.mix_base: is set without data.mix; name the mix, or remove it")
     mix = None if args.mix is None else read_mix(args.mix)
     by_source = {name: expand_paths(args.sources[name].paths) for name in sorted(args.sources)}
-    empty = [name for name, found in by_source.items() if not found]
-    if empty:
-        raise DataError(f"data.sources.{empty[0]}.paths: is empty; list token files or globs")
     listed = [path for found in by_source.values() for path in found] if by_source else expand_paths(args.paths)
     if mix is not None:
         listed = mix.paths(args.mix_base)

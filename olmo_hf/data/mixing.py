@@ -42,10 +42,9 @@ def plan_mix(
     Shares are rounded by largest remainder, so that they add up exactly (Hamilton's method).
 
     Raises:
-        DataError: A source is empty, or says more than one thing, or the numbers leave nothing for the weights.
+        DataError: A source is empty, or the numbers leave nothing for the weights.
     """
     problems = [f"data.sources.{name}: holds no whole instance" for name in sorted(sources) if not available[name]]
-    problems += [problem for name in sorted(sources) for problem in _source_problems(name, sources[name])]
     if problems:
         raise DataError("\n".join(problems))
     taken: dict[str, int] = {}
@@ -66,18 +65,7 @@ def plan_mix(
         if total < 1:
             raise DataError(f"data.mix_tokens: found {mix_tokens}, which leaves nothing for the weighted sources")
         taken |= _apportion(shares, total)
-    elif mix_tokens is not None:
-        raise DataError("data.mix_tokens: is set, but no source has a weight; remove it or give weights")
     return [MixedSource(name, available[name], taken[name]) for name in sorted(sources)]
-
-
-def _source_problems(name: str, source: SourceArgs) -> list[str]:
-    given = {key: getattr(source, key) for key in ("weight", "tokens", "repeat") if getattr(source, key) is not None}
-    if len(given) > 1:
-        return [f"data.sources.{name}: found {' and '.join(given)}, expected one of weight, tokens and repeat"]
-    return [
-        f"data.sources.{name}.{key}: found {value}, expected more than 0" for key, value in given.items() if value <= 0
-    ]
 
 
 def _apportion(shares: Mapping[str, Fraction], total: int) -> dict[str, int]:

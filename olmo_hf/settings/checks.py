@@ -7,6 +7,7 @@ from typing import Any
 
 from olmo_hf.args import RunArgs
 from olmo_hf.callbacks.args import callbacks_problems
+from olmo_hf.data.args import data_problems
 from olmo_hf.errors import ConfigError
 from olmo_hf.evaluation.args import evaluation_problems
 from olmo_hf.model.presets import PRESETS
@@ -60,11 +61,7 @@ def check_data(run: RunArgs) -> Iterator[str]:
 
 
 def _check_data_section(key: str, data: Any) -> Iterator[str]:
-    masks, paths = data.label_mask_paths, data.paths
-    if masks and len(masks) != len(paths) and not any("*" in path for path in (*masks, *paths)):
-        yield f"{key}.label_mask_paths: found {len(masks)} for {len(paths)} token files; give one mask per token file"
-    if data.document_positions == "reset" and not data.document_masking:
-        yield f"{key}.document_positions: found 'reset' without masking; set `{key}.document_masking: true` too"
+    yield from data_problems(data, key)
     window = data.instance_filter
     if window is not None and not 1 <= window.repetition_min_period <= window.repetition_max_period:
         yield (
@@ -87,8 +84,11 @@ def check_lengths(run: RunArgs) -> Iterator[str]:
     }
     for key, value in lengths.items():
         try:
-            if value is not None:
-                parse_duration(value, key=key, minutes_allowed="save_interval" in key)
+            if value is None:
+                continue
+            duration = parse_duration(value, key=key, minutes_allowed="save_interval" in key)
+            if duration.unit == "epochs" and run.data.order == "random_offsets":
+                yield f"{key}: found {shown(value)}, but `data.order: random_offsets` has no epochs; say steps"
         except ConfigError as error:
             yield error.problems[0]
     if training.stop_at is not None and training.stop_after is not None:

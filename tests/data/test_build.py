@@ -110,7 +110,7 @@ def test_orders_by_name(tmp_path: Path) -> None:
     assert max(ids(order="random_offsets")) > 100
     assert ids(index_dir=str(tmp_path / "index")) == ids()
     assert list((tmp_path / "index").glob("*.u32"))
-    with pytest.raises(DataError, match=r"data\.order: found 'permutation' with data\.shuffle: false"):
+    with pytest.raises(DataError, match=r"data\.order: found 'permutation' with `data\.shuffle: false`"):
         ids(order="permutation", shuffle=False)
 
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olmo_hf.config_file import load_run, run_to_yaml
-from olmo_hf.data.args import DataArgs, SourceArgs
+from olmo_hf.data.args import DataArgs, SourceArgs, data_problems
 from olmo_hf.data.build import build_train_data
 from olmo_hf.data.mixing import MixedDataset, describe_mix, plan_mix
 from olmo_hf.data.order import DataPosition
-from olmo_hf.errors import DataError
+from olmo_hf.errors import ConfigError, DataError
 
 S = 4
 
@@ -74,10 +74,7 @@ def test_repeat_tokens_and_weights_together() -> None:
 @pytest.mark.parametrize(
     ("sources", "available", "mix_tokens", "said"),
     [
-        ({"a": SourceArgs(weight=1, repeat=2)}, {"a": 5}, None, "found weight and repeat, expected one of"),
-        ({"a": SourceArgs(weight=0)}, {"a": 5}, None, "weight: found 0, expected more than 0"),
         ({"a": SourceArgs()}, {"a": 0}, None, "holds no whole instance"),
-        ({"a": SourceArgs()}, {"a": 5}, 8, "no source has a weight"),
         ({"a": SourceArgs(), "b": SourceArgs(weight=1)}, {"a": 5, "b": 5}, 5 * S, "leaves nothing for the weighted"),
     ],
 )
@@ -178,6 +175,40 @@ def test_a_mix_in_yaml_keeps_its_meaning(tmp_path: Path) -> None:
     }
     (tmp_path / "again.yaml").write_text(run_to_yaml(run))
     assert load_run(tmp_path / "again.yaml") == run
+
+
+def test_what_a_section_must_not_say(section: DataArgs) -> None:
+    one = DataArgs(
+        sources={"a": SourceArgs(paths=("x",), weight=1, repeat=2), "b": SourceArgs(repeat=0)},
+        mix_tokens=5,
+        order="random_offsets",
+        shuffle=False,
+        label_mask_paths=("m",),
+    )
+    said = "\n".join(data_problems(one, "data"))
+    for part in (
+        "data.sources.a: found weight and repeat, expected one of",
+        "data.sources.b.repeat: found 0, expected more than 0",
+        "data.sources.b.paths: is empty",
+        "data.order: found 'random_offsets' with `data.shuffle: false`",
+        "data.order: found 'random_offsets' with `data.sources`",
+        "data.label_mask_paths: given beside `sources`",
+    ):
+        assert part in said
+    only = DataArgs(sources={"a": SourceArgs(paths=("x",))}, mix_tokens=5)
+    assert list(data_problems(only, "d")) == [
+        "d.mix_tokens: is set, but no source has a weight; remove it or give weights"
+    ]
+    assert list(data_problems(section, "data")) == []
+
+
+def test_random_offsets_have_no_epochs(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "name: x\nmodel: {preset: olmo2_1b}\ntraining: {max_duration: 2ep, global_train_batch_size: 8}\n"
+        "data: {paths: a.bin, order: random_offsets}\n"
+    )
+    with pytest.raises(ConfigError, match=r"training\.max_duration: found '2ep', but .* has no epochs"):
+        load_run(tmp_path / "c.yaml")
 
 
 def test_sources_beside_paths_are_refused(section: DataArgs) -> None:
