@@ -149,7 +149,7 @@ def test_killed_for_real_with_workers(source: Path, tmp_path: Path, tokenizer: s
         if int(line) == 8:
             break
     # The program, its worker, the server that started it, and the one that keeps count of resources.
-    assert len(_session(process.pid)) >= 3
+    assert len(_living(process.pid)) >= 3
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert (tmp_path / "out" / STATE_NAME).is_file()
@@ -158,20 +158,20 @@ def test_killed_for_real_with_workers(source: Path, tmp_path: Path, tokenizer: s
     assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
     # The orphaned worker notices and ends.
     deadline = time.monotonic() + 30
-    while _session(process.pid) and time.monotonic() < deadline:
+    while _living(process.pid) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert _session(process.pid) == []
+    assert _living(process.pid) == []
 
 
-def _session(leader: int) -> list[int]:
-    """Living processes of a session."""
+def _living(leader: int) -> list[int]:
+    """Living processes of the program and of what it started."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            state, _, _, leading = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
         except OSError:
             continue
-        if int(session) == leader and state != "Z":
+        if int(leading) == leader and state != "Z":
             found.append(int(folder.name))
     return found
 
