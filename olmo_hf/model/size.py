@@ -71,9 +71,10 @@ def flops_per_token(config: OlmoHfConfig, sequence_length: int) -> FlopsPerToken
 def describe_model(config: OlmoHfConfig, sequence_length: int) -> list[tuple[str, str]]:
     """Rows (label, value) of the table printed at the start."""
     count, flops = count_parameters(config), flops_per_token(config, sequence_length)
+    tokens = config.vocab_size if config.tokenizer_vocab_size is None else config.tokenizer_vocab_size
     shape = f"{config.num_hidden_layers} layers of width {config.hidden_size}, {config.num_attention_heads} heads"
     return [
         ("model", f"{count.total:,} parameters ({count.non_embedding:,} without embeddings): {shape}"),
-        ("vocabulary", f"{config.vocab_size:,} rows for {config.tokenizer_vocab_size or config.vocab_size:,} tokens"),
+        ("vocabulary", f"{config.vocab_size:,} rows for {tokens:,} tokens"),
         ("arithmetic", f"{flops.total:,} floating-point operations per token, forward and backward"),
     ]
