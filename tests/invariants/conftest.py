@@ -1,0 +1,32 @@
+"""Processes that train for the tests of this folder, started once."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.invariants.test_split import FSDP
+from tests.served import Ranks
+
+
+@pytest.fixture(scope="session")
+def one() -> Iterator[Ranks]:
+    """One process."""
+    ranks = Ranks(1)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def ddp() -> Iterator[Ranks]:
+    """Two processes with a copy of the model each."""
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def fsdp() -> Iterator[Ranks]:
+    """Two processes that share the model (FSDP2)."""
+    ranks = Ranks(2, **FSDP)
+    yield ranks
+    ranks.close()
