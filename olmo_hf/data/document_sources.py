@@ -185,6 +185,29 @@ def file_batches(files: Iterable[SourceFile], *, column: str, max_documents: int
     return _batches(documents, max_documents)
 
 
+def load_rows(dataset: str, split: str, column: str) -> Any:
+    """One split of a `datasets` data set, by name or by directory.
+
+    Raises:
+        DataError: It cannot be loaded, or lacks the column.
+    """
+    import datasets
+
+    try:
+        if os.path.isfile(os.path.join(dataset, "state.json")):
+            rows = datasets.load_from_disk(dataset)
+        elif os.path.isfile(os.path.join(dataset, "dataset_dict.json")):
+            rows = datasets.load_from_disk(dataset)[split]
+        else:
+            rows = datasets.load_dataset(dataset, split=split)
+    except (OSError, KeyError, ValueError) as error:
+        raise DataError(f"--dataset: {dataset} (split {split}) cannot be loaded ({error})") from error
+    if column not in rows.column_names:
+        names = ", ".join(rows.column_names)
+        raise DataError(f"{dataset}: has no column {column!r}, but {names}; name one with --text-column")
+    return rows
+
+
 def row_batches(rows: Iterable[dict[str, Any]], *, column: str, max_documents: int | None) -> Iterator[DocumentBatch]:
     """Batches of the rows of a `datasets` data set."""
     documents = (("rows", row.get(column), f"row {i}", _size_of(row.get(column))) for i, row in enumerate(rows))

@@ -22,6 +22,7 @@ from olmo_hf.data.document_sources import (
     file_batches,
     in_validation,
     list_source_files,
+    load_rows,
     read_document,
     row_batches,
 )
@@ -315,30 +316,8 @@ def _training_texts(options: PrepareOptions, files: list[SourceFile]) -> Iterato
 def _batches(options: PrepareOptions, files: list[SourceFile]) -> Iterator[DocumentBatch]:
     if options.dataset is None:
         return file_batches(files, column=options.column, max_documents=options.max_documents)
-    return row_batches(_dataset_rows(options), column=options.column, max_documents=options.max_documents)
-
-
-def _dataset_rows(options: PrepareOptions) -> Any:
-    import datasets
-
-    assert options.dataset is not None
-    try:
-        if os.path.isfile(os.path.join(options.dataset, "state.json")):
-            rows = datasets.load_from_disk(options.dataset)
-        elif os.path.isfile(os.path.join(options.dataset, "dataset_dict.json")):
-            rows = datasets.load_from_disk(options.dataset)[options.dataset_split]
-        else:
-            rows = datasets.load_dataset(options.dataset, split=options.dataset_split)
-    except (OSError, KeyError, ValueError) as error:
-        raise DataError(
-            f"--dataset: {options.dataset} (split {options.dataset_split}) cannot be loaded ({error})"
-        ) from error
-    if options.column not in rows.column_names:
-        names = ", ".join(rows.column_names)
-        raise DataError(
-            f"{options.dataset}: has no column {options.column!r}, but {names}; name one with --text-column"
-        )
-    return rows
+    rows = load_rows(options.dataset, options.dataset_split, options.column)
+    return row_batches(rows, column=options.column, max_documents=options.max_documents)
 
 
 def _describe_sources(options: PrepareOptions, files: list[SourceFile]) -> tuple[dict[str, Any], ...]:
