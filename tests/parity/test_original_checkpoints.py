@@ -1,16 +1,20 @@
 """Checkpoints that the original trainer wrote: read, run, and continued."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import Olmo2ForCausalLM
 
 from olmo_hf.cli.main import main
+from olmo_hf.model.configuration_olmo import OlmoHfConfig
 from olmo_hf.model.conversion.convert import OPTIMIZER_FILE, OPTIMIZER_PREFIX, RUN_STATE, SHARDED_DIR
 from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
 from olmo_hf.training import checkpoints, commit, state, tensors
@@ -128,3 +132,64 @@ def test_optimizer_state_there_and_back(tmp_path):
         assert all(torch.equal(after[name][key], values[key]) for key in values)
     stored = load_file(there / OPTIMIZER_FILE)
     assert all(name.startswith(OPTIMIZER_PREFIX) for name in stored)
+
+
+@pytest.mark.slow
+def test_train_hf_goes_on_where_the_original_stopped(tmp_path):
+    """The whole way: `olmo-hf convert`, then `train_hf.py` with `training.resume`, in the original's data order."""
+    target = converted("step30-unsharded", tmp_path / "converted")
+    golden = json.loads((TRAJECTORIES / "index.json").read_text())["t04b_exact_resume"]["config"]
+    model = OlmoHfConfig.from_pretrained(target).to_init_dict()
+    run = {
+        "name": "continued",
+        "model": {"config": {name: value for name, value in model.items() if value is not None}},
+        "data": {
+            "paths": [str(TRAJECTORIES / path) for path in golden["data"]["paths"]],
+            "token_dtype": "uint16",
+            "sequence_length": golden["model"]["max_sequence_length"],
+        },
+        "training": {
+            "output_dir": str(tmp_path / "run"),
+            "resume": str(target),
+            "max_duration": golden["max_duration"],
+            "global_train_batch_size": golden["global_train_batch_size"],
+            "per_device_train_batch_size": golden["device_train_microbatch_size"],
+            "learning_rate": golden["optimizer"]["learning_rate"],
+            "weight_decay": golden["optimizer"]["weight_decay"],
+            "adam_epsilon": golden["optimizer"]["eps"],
+            "adam_beta1": golden["optimizer"]["betas"][0],
+            "adam_beta2": golden["optimizer"]["betas"][1],
+            "decay_norm_and_bias": golden["optimizer"]["decay_norm_and_bias"],
+            "decay_embeddings": golden["optimizer"]["decay_embeddings"],
+            "max_grad_norm": golden["max_grad_norm"],
+            "z_loss_weight": 1e-4,  # what the original really uses
+            "loss_denominator": "batch_tokens",
+            "seed": golden["seed"],
+            "logging_steps": 1,
+            "scheduler": {
+                "name": golden["scheduler"]["name"],
+                "units": golden["scheduler"]["units"],
+                "warmup": golden["scheduler"]["t_warmup"],
+                "t_max": golden["scheduler"]["t_max"],
+                "alpha_f": golden["scheduler"]["alpha_f"],
+                "warmup_min_lr": golden["scheduler"]["warmup_min_lr"],
+            },
+        },
+    }
+    OmegaConf.save(OmegaConf.create(run), tmp_path / "run.yaml")
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(root / "train_hf.py"), str(tmp_path / "run.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+
+    rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    logged = {row["step"]: row for row in rows if "train/CrossEntropyLoss" in row}
+    recorded = np.load(TRAJECTORIES / "t04b_exact_resume.npz")
+    assert sorted(logged) == recorded["step"].tolist()
+    for name, key, tolerance in (
+        ("train/CrossEntropyLoss", "loss_ce", {"atol": 5e-6, "rtol": 0}),
+        ("optim/learning_rate_group0", "lr", {"rtol": 1e-12}),
+        ("optim/total_grad_norm", "grad_norm", {"rtol": 1e-4}),
+    ):
+        found = [logged[step][name] for step in recorded["step"].tolist()]
+        np.testing.assert_allclose(found, recorded[key], err_msg=name, **tolerance)
