@@ -11,6 +11,9 @@ from typing import Literal
 
 from olmo_hf.errors import ConfigError
 
+MOST_DIGITS = 24
+"""A length with more decimal digits is a slip of the pen."""
+
 _FORMS = 'steps (300), epochs ("2ep") or tokens ("5e12T")'
 _FORMS_WITH_MINUTES = 'steps (300), epochs ("2ep"), tokens ("1e9T") or minutes ("30min")'
 
@@ -79,6 +82,8 @@ def parse_duration(value: object, *, key: str = "training.max_duration", minutes
         amount = Decimal(number.strip())
     except InvalidOperation:
         raise ConfigError(f"{key} is {value!r}, which is not a length: write {forms}") from None
+    if amount.is_finite() and amount.adjusted() > MOST_DIGITS:  # asked first: int() of such a number never ends
+        raise ConfigError(f"{key} is {value!r}, which is longer than any run: write {_FORMS}")
     if not amount.is_finite() or amount != int(amount):
         remedy = ": give the same length in steps or tokens" if unit == "epochs" else ""
         raise ConfigError(f"{key} is {value!r}, but the number of {unit} must be whole{remedy}")

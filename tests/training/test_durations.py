@@ -53,6 +53,12 @@ def test_lengths_below_one_are_refused(value):
         parse_duration(value)
 
 
+@pytest.mark.parametrize("value", ["1e99999999", "1e30T", "9" * 40])
+def test_endless_lengths_are_refused_at_once(value):
+    with pytest.raises(ConfigError, match="longer than any run"):
+        parse_duration(value)
+
+
 @pytest.mark.parametrize(("value", "unit"), [("1.5ep", "epochs"), (2.5, "steps"), ("0.5T", "tokens")])
 def test_fractions_are_refused(value, unit):
     with pytest.raises(ConfigError, match=f"number of {unit} must be whole"):
