@@ -12,7 +12,7 @@ from pathlib import Path
 from transformers.utils import logging as transformers_logging
 
 from olmo_hf.args import RunArgs
-from olmo_hf.errors import OlmoHfError
+from olmo_hf.errors import ConfigError, OlmoHfError
 from olmo_hf.training.run_directory import OpenedRun
 
 DEBUG_VARIABLE = "OLMO_HF_DEBUG"
@@ -24,6 +24,7 @@ class Options:
 
     config: Path
     dry_run: bool = False
+    skip_data: bool = False
     overrides: list[str] = field(default_factory=list)
 
 
@@ -40,8 +41,16 @@ def read_command_line(words: Sequence[str]) -> Options:
     parser.add_argument(
         "--dry_run", "--dry-run", action="store_true", help="build everything, print the plan, stop before step 1"
     )
+    parser.add_argument(
+        "--skip_data",
+        "--skip-data",
+        action="store_true",
+        help="with --dry_run: print the plan without opening data, tokenizer or checkpoints that are elsewhere",
+    )
     known, overrides = parser.parse_known_args(list(words))
-    return Options(known.config, known.dry_run, overrides)
+    if known.skip_data and not known.dry_run:
+        raise ConfigError("--skip_data: only a --dry_run can do without its data; give both, or leave it out")
+    return Options(known.config, known.dry_run, known.skip_data, overrides)
 
 
 def run_directory(run: RunArgs) -> Path:

@@ -1,0 +1,130 @@
+"""A run on paper: what it trains, for how long and on what, without its data, its weights or a GPU."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from olmo_hf.args import RunArgs
+from olmo_hf.data.args import DataArgs
+from olmo_hf.data.checks import mix_of, resolve_files
+from olmo_hf.data.mixes import read_mix
+from olmo_hf.data.remote import is_remote
+from olmo_hf.data.token_files import num_instances, open_token_files, token_dtype
+from olmo_hf.errors import ConfigError, DataError
+from olmo_hf.model.build import build_config, load_tokenizer
+from olmo_hf.model.configuration_olmo import OlmoHfConfig
+from olmo_hf.model.size import FlopsPerToken, ParameterCount, count_parameters, describe_model, flops_per_token
+from olmo_hf.training.batch_plan import BatchPlan, describe, global_batch_size, plan_batches
+from olmo_hf.training.durations import parse_duration
+from olmo_hf.training.schedulers import LearningRateCurve, learning_rate_curve
+
+_NEEDS_DATA = ("epoch",)
+"""Rows of the table that say nothing when the size of the data is not known."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What is known of a run before it starts.
+
+    Attributes:
+        run: Its settings.
+        config: Its architecture.
+        count: Parameters.
+        flops: Operations per token.
+        batch: Batch, steps, lengths.
+        data_note: Where the number of instances comes from.
+        knows_data: Whether it is known at all.
+    """
+
+    run: RunArgs
+    config: OlmoHfConfig
+    count: ParameterCount
+    flops: FlopsPerToken
+    batch: BatchPlan
+    data_note: str
+    knows_data: bool
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The table (label, value)."""
+        rows = [*describe_model(self.config, self.run.data.sequence_length), *describe(self.batch)]
+        if not self.knows_data:
+            rows = [row for row in rows if row[0] not in _NEEDS_DATA]
+        return [*rows, ("data", self.data_note)]
+
+
+def plan_run(run: RunArgs, *, num_processes: int) -> RunPlan:
+    """Plans a run that starts at step 0.
+
+    Local data are opened, remote ones are not asked for: of a named mix the published number of tokens is taken. A
+    tokenizer is read only where it lies on this machine, and a checkpoint to resume from not at all.
+
+    Raises:
+        ConfigError: The settings do not fit together, or the length is in epochs of data that are not known.
+    """
+    sequence_length = run.data.sequence_length
+    tokenizer = None
+    if run.model.tokenizer is None or Path(run.model.tokenizer).exists():
+        tokenizer = load_tokenizer(run.model, model_max_length=sequence_length)
+    config = build_config(run.model, tokenizer=tokenizer, max_position_embeddings=sequence_length)
+    instances, note = known_instances(run.data)
+    if instances is None and parse_duration(run.training.max_duration).unit == "epochs":
+        raise ConfigError(
+            f"training.max_duration: found {run.training.max_duration!r}, but the length of an epoch is not known: "
+            f"{note}; give the length in steps or tokens, or bring the data"
+        )
+    batch = plan_batches(
+        run.training,
+        world_size=num_processes,
+        sequence_length=sequence_length,
+        num_instances=global_batch_size(run.training, num_processes) if instances is None else instances,
+        eval_interval=run.evaluation.interval,
+    )
+    flops = flops_per_token(config, sequence_length)
+    return RunPlan(run, config, count_parameters(config), flops, batch, note, instances is not None)
+
+
+def known_instances(args: DataArgs) -> tuple[int | None, str]:
+    """Instances of an epoch without asking another machine, and how they are known."""
+    remote = [path for path in args.paths if is_remote(path)]
+    remote += [path for source in args.sources.values() for path in source.paths if is_remote(path)]
+    if args.mix is not None and (args.mix_base is None or is_remote(args.mix_base)):
+        mix = read_mix(args.mix)
+        count = mix.num_tokens // args.sequence_length
+        said = f"mix {mix.name}: {len(mix.relative_paths):,} files, about {mix.num_tokens:,} tokens as published"
+        return count, f"{said}; not looked at"
+    if remote:
+        return None, f"{remote[0]} and others are on another machine; not looked at"
+    try:
+        files = resolve_files(args)
+        opened, problems = open_token_files(files.paths, token_dtype(files.token_dtype))
+        if problems:
+            return None, problems[0]
+        counts = [num_instances(opened[p].num_tokens, args.sequence_length, args.sequence_length) for p in files.paths]
+        total = sum(source.taken for source in mix_of(args, files, counts)) if files.source_sizes else sum(counts)
+    except DataError as error:
+        return None, str(error)
+    return total, f"{len(files.paths):,} files on this machine, {total:,} instances"
+
+
+def curve_of(plan: RunPlan) -> LearningRateCurve:
+    """Learning rate by (step, tokens)."""
+    training, batch = plan.run.training, plan.batch
+    return learning_rate_curve(
+        training.scheduler, peak_lr=training.learning_rate, max_steps=batch.max_steps, max_tokens=batch.max_tokens
+    )
+
+
+def milestones(batch: BatchPlan) -> list[int]:
+    """Steps at which the learning rate is worth printing: warm-up and quarters of the run."""
+    warmup = batch.warmup.steps
+    steps = {1, *(math.ceil(quarter * batch.max_steps / 4) for quarter in (1, 2, 3, 4))}
+    if warmup > 1:
+        steps |= {(warmup + 2) // 2, warmup}
+    return sorted(step for step in steps if step <= batch.max_steps)
+
+
+def learning_rate_rows(plan: RunPlan) -> list[tuple[str, str]]:
+    """Rows (label, value): the learning rate at the milestones."""
+    curve, per_step = curve_of(plan), plan.batch.tokens_per_step
+    rates = [f"{curve(step, step * per_step):.3e} at {step:,}" for step in milestones(plan.batch)]
+    return [("learning rate", ", ".join(rates))]

@@ -1,0 +1,81 @@
+"""`olmo-hf plan` and `train_hf.py --dry_run --skip_data` as a person types them."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from olmo_hf.cli.main import main
+from tests.recipes.original import write
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = str(ROOT / "configs" / "half_billion" / "small.yaml")
+LIMIT_SECONDS = 20
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def rows_of(text: str) -> dict[str, str]:
+    return dict(line.split("  ", 1) for line in text.splitlines() if "  " in line)
+
+
+def test_the_plan_says_what_matters(capsys):
+    words = ["plan", SMALL, "--num-processes", "2", "--device", "A100", "--cost-per-device-hour", "2", "--hours", "3"]
+    assert main([*words, "--schedule", "lr.png", "--training.max_duration=500"]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    assert "500 steps" in rows["run"]
+    assert rows["batch"].strip().endswith("(2 devices x 8 instances x 4 accumulation steps)")
+    assert {"model", "memory per device", "learning rate", "time", "cost", "for 3 h"} <= rows.keys()
+    assert Path("lr.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_file_of_the_original_is_planned_too(tmp_path, capsys):
+    assert main(["plan", str(write(tmp_path)), "--optimizer.learning_rate=5e-4"]) == 0
+    assert "5.000e-04" in rows_of(capsys.readouterr().out)["learning rate"]
+
+
+def test_an_unknown_device_is_named(capsys):
+    assert main(["plan", SMALL, "--device", "abacus"]) == 2
+    assert "--peak-flops" in capsys.readouterr().err
+
+
+def test_a_batch_that_does_not_divide_is_refused(capsys):
+    assert main(["plan", SMALL, "--num-processes", "7"]) == 2
+    assert "training.global_train_batch_size" in capsys.readouterr().err
+
+
+def dry_run(*words: str) -> tuple[subprocess.CompletedProcess, float]:
+    start = time.monotonic()
+    command = [sys.executable, str(ROOT / "train_hf.py"), *words, "--dry_run", "--skip_data"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return found, time.monotonic() - start
+
+
+def test_a_dry_run_without_data(tmp_path):
+    found, _ = dry_run(str(ROOT / "configs" / "olmo2_7b" / "stage2_seed42.yaml"))
+    assert found.returncode == 0, found.stderr
+    rows = rows_of(found.stdout)
+    assert "7,298,617,344 parameters" in rows["model"]
+    assert "11,921 steps" in rows["run"]
+    assert rows["memory per device"].strip().startswith("about")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_skipping_data_is_for_dry_runs():
+    command = [sys.executable, str(ROOT / "train_hf.py"), SMALL, "--skip_data"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 2
+    assert "--dry_run" in found.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_run_is_planned_in_time(path):
+    found, seconds = dry_run(str(path))
+    assert found.returncode == 0, found.stderr
+    assert seconds < LIMIT_SECONDS
