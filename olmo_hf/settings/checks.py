@@ -13,6 +13,7 @@ from olmo_hf.evaluation.args import evaluation_problems
 from olmo_hf.model.presets import PRESETS
 from olmo_hf.settings.problems import Problems, nearest, shown
 from olmo_hf.training.durations import parse_duration
+from olmo_hf.training.schedulers import scheduler_problems
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NOT_A_PATH = ("auto", "never")
@@ -126,25 +127,18 @@ def _check_restored_data(run: RunArgs) -> Iterator[str]:
 
 
 def check_scheduler(run: RunArgs) -> Iterator[str]:
-    """Fields of one curve are not given to another."""
-    curve, peak = run.training.scheduler, run.training.learning_rate
-    if curve.name == "warmup_stable_decay" and curve.decay is None:
-        yield "training.scheduler.decay: not given; warmup_stable_decay needs the length of its final decay"
-    if curve.name != "warmup_stable_decay" and curve.decay is not None:
-        yield (
-            f"training.scheduler.decay: found {shown(curve.decay)}, but {curve.name} has no final decay; "
-            "remove it or choose warmup_stable_decay"
-        )
-    if curve.name != "warmup_stable_decay" and curve.decay_shape != "linear":
-        yield f"training.scheduler.decay_shape: {curve.name} has no final decay; remove it"
-    if curve.warmup_min_lr is not None and not 0 <= curve.warmup_min_lr <= peak:
-        yield (
-            f"training.scheduler.warmup_min_lr: found {shown(curve.warmup_min_lr)}, expected 0 up to "
-            f"`training.learning_rate` {shown(peak)}; lower it"
-        )
-    if (curve.grad_clip_warmup is None) != (curve.grad_clip_warmup_factor is None):
-        missing = "grad_clip_warmup" if curve.grad_clip_warmup is None else "grad_clip_warmup_factor"
-        yield f"training.scheduler.{missing}: not given; the clipping warm-up needs its length and its factor"
+    """The curve is one; fields of one curve are not given to another."""
+    curve = run.training.scheduler
+    yield from scheduler_problems(curve, peak_lr=run.training.learning_rate, max_=_length_in(curve.units, run))
+
+
+def _length_in(units: str, run: RunArgs) -> int | None:
+    """Length of the run in these units, where it is given in them."""
+    try:
+        length = parse_duration(run.training.max_duration)
+    except ConfigError:
+        return None  # told by `check_lengths`
+    return length.amount if length.unit == units else None
 
 
 def check_precision(run: RunArgs) -> Iterator[str]:

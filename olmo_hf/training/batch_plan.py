@@ -12,9 +12,7 @@ from olmo_hf.training.durations import (
     interval_in_steps,
     save_interval,
 )
-
-NEVER_ENDING_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt_with_warmup")
-"""Curves without a horizon: there is no point where they reach their floor."""
+from olmo_hf.training.schedulers import HORIZONLESS
 
 
 @dataclass(frozen=True)
@@ -214,7 +212,7 @@ def _warmup_end(scheduler: SchedulerArgs, start: Length, tokens_per_step: int) -
 
 
 def _horizon(scheduler: SchedulerArgs, start: Length, end: Length, tokens_per_step: int) -> Length | None:
-    if scheduler.name in NEVER_ENDING_SCHEDULES:
+    if scheduler.name in HORIZONLESS:
         return None
     return end if scheduler.t_max is None else _point(scheduler.t_max, scheduler.units, start, tokens_per_step)
 

@@ -17,7 +17,8 @@ from olmo_hf.training.callback import OlmoCallback
 from olmo_hf.training.loss import LossTerms, count_labels
 from olmo_hf.training.loss_in_model import LossSettings, loss_settings, model_loss_sums
 from olmo_hf.training.metrics import MetricSums, SourceSums, perplexity
-from olmo_hf.training.schedulers import TokenClockLR, learning_rate_curve
+from olmo_hf.training.schedulers import learning_rate_curve
+from olmo_hf.training.token_clock import TokenClockLR
 from olmo_hf.training.updating import UpdatingTrainer
 
 KEPT_LOGS = 1000

@@ -1,4 +1,4 @@
-"""The learning rate over the run: curves as pure functions, and the clock that applies them.
+"""The learning rate over the run: curves as pure functions, without torch. `token_clock.py` applies them.
 
 `s` is the clock of the schedule (optimizer steps or tokens, 1 or one batch at the first update), `w` the length of the
 warm-up, `s_max` the horizon, all in the schedule's units (spec: trainer.md section 8).
@@ -6,13 +6,12 @@ warm-up, `s_max` the horizon, all in the schedule's units (spec: trainer.md sect
 
 import math
 from collections.abc import Callable
-from typing import Any
-
-import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from olmo_hf.errors import ConfigError
 from olmo_hf.training.args import SchedulerArgs
+
+HORIZONLESS = ("constant", "constant_with_warmup", "inverse_sqrt_with_warmup")
+"""Curves that never come to a floor: `t_max` means nothing to them."""
 
 LearningRateCurve = Callable[[int, int], float]
 """From (steps, tokens), both including the batch being trained on, to the learning rate of its update."""
@@ -165,124 +164,57 @@ def clip_factor_for_update(args: SchedulerArgs, *, completed: float) -> float:
 
 
 def scheduler_problems(args: SchedulerArgs, *, peak_lr: float, max_: float | None) -> list[str]:
-    """Everything that makes the section unusable, one sentence each.
+    """Everything that makes the section unusable, one sentence each, beginning with the key.
 
     Args:
+        args: the `training.scheduler` section.
         peak_lr: `training.learning_rate`.
         max_: length of the run in `args.units`; None if not known yet.
     """
     key = "training.scheduler"
-    problems = []
-    warms_up = args.name != "constant"
+    problems = [
+        f"{key}.{name}: found {value:g}, but lengths are counted in whole {args.units}; write such a number"
+        for name in ("warmup", "t_max", "decay", "grad_clip_warmup")
+        if (value := getattr(args, name)) is not None and math.isfinite(value) and value != int(value)
+    ]
     if args.warmup < 0:
-        problems.append(f"{key}.warmup is {args.warmup}, but must not be negative: 0 is no warm-up")
-    if warms_up and args.warmup_min_lr is not None and not 0 <= args.warmup_min_lr < peak_lr:
+        problems.append(f"{key}.warmup: found {args.warmup:g}, expected 0 (no warm-up) or more; raise it")
+    if args.name != "constant" and args.warmup_min_lr is not None and not 0 <= args.warmup_min_lr < peak_lr:
         problems.append(
-            f"{key}.warmup_min_lr is {args.warmup_min_lr}, but must be at least 0 and below training.learning_rate "
-            f"({peak_lr}): lower it, or leave it out for a tenth of the peak"
+            f"{key}.warmup_min_lr: found {args.warmup_min_lr:g}, expected 0 or more and less than "
+            f"`training.learning_rate` ({peak_lr:g}); lower it, or leave it out for a tenth of the peak"
         )
-    if args.name in ("inverse_sqrt_with_warmup", "max_scheduler") and int(args.warmup) < 1:
-        problems.append(f"{key}.warmup is {args.warmup}, but {args.name} divides by it: set it to 1 or more")
+    if args.name in ("inverse_sqrt_with_warmup", "max_scheduler") and 0 <= args.warmup < 1:
+        problems.append(f"{key}.warmup: found {args.warmup:g}, expected 1 or more; {args.name} divides by it")
     if (args.grad_clip_warmup is None) != (args.grad_clip_warmup_factor is None):
-        problems.append(
-            f"{key}.grad_clip_warmup is {args.grad_clip_warmup} and grad_clip_warmup_factor is "
-            f"{args.grad_clip_warmup_factor}: one has no effect without the other, set both or neither"
-        )
+        missing = "grad_clip_warmup" if args.grad_clip_warmup is None else "grad_clip_warmup_factor"
+        problems.append(f"{key}.{missing}: not given; the clipping warm-up needs its length and its factor")
+    if args.name in HORIZONLESS and args.t_max is not None:
+        problems.append(f"{key}.t_max: found {args.t_max:g}, but {args.name} has no horizon; remove it")
     if args.name == "warmup_stable_decay":
-        problems.extend(_stable_decay_problems(args, max_))
-    elif args.decay is not None:
-        problems.append(f"{key}.decay is {args.decay}, but {args.name} does not use it: only warmup_stable_decay does")
+        return problems + _stable_decay_problems(args, max_)
+    if args.decay is not None:
+        problems.append(
+            f"{key}.decay: found {args.decay:g}, but {args.name} has no final decay; remove it, or choose "
+            "warmup_stable_decay"
+        )
+    if args.decay_shape != SchedulerArgs.decay_shape:
+        problems.append(
+            f"{key}.decay_shape: found {args.decay_shape!r}, but {args.name} has no final decay; remove it"
+        )
     return problems
 
 
 def _stable_decay_problems(args: SchedulerArgs, max_: float | None) -> list[str]:
-    key = "training.scheduler"
-    if args.decay is None or args.decay <= 0:
-        return [f"{key}.decay is {args.decay}, but warmup_stable_decay needs the length of its decay, in {args.units}"]
+    key = "training.scheduler.decay"
+    if args.decay is None:
+        return [f"{key}: not given; warmup_stable_decay needs the length of its final decay, in {args.units}"]
+    if args.decay <= 0:
+        return [f"{key}: found {args.decay:g}, expected the length of the final decay, in {args.units}; raise it"]
     s_max = max_ if args.t_max is None else args.t_max
     if s_max is not None and args.warmup + args.decay > s_max:
         return [
-            f"{key}.warmup {args.warmup} and decay {args.decay} together exceed the schedule's {s_max} {args.units}: "
-            "shorten one of them"
+            f"{key}: found {args.decay:g}, which with a warm-up of {args.warmup:g} is longer than the schedule's "
+            f"{s_max:g} {args.units}; shorten one of them"
         ]
     return []
-
-
-class TokenClockLR(LRScheduler):
-    """A scheduler that counts steps and tokens itself and is right under Hugging Face's order of calls.
-
-    Identical to `LRScheduler` except that its clock starts anywhere, counts tokens too, and runs one update ahead: the
-    Trainer calls `optimizer.step()` and then `scheduler.step()`, so the rate that the k-th update uses is set when the
-    scheduler is made (k = 1) or stepped for the (k-1)-th time. The curve always comes from the present configuration;
-    only the clock is saved. Groups may carry `lr_scale` (default 1.0): their share of the curve.
-
-    Args:
-        optimizer: its groups' `lr` are overwritten at once.
-        curve: from (steps, tokens), including the batch of the update, to the learning rate.
-        tokens_per_step: tokens of one global batch of this launch.
-        step: updates already done.
-        tokens_seen: tokens already trained on.
-    """
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        curve: LearningRateCurve,
-        *,
-        tokens_per_step: int,
-        step: int = 0,
-        tokens_seen: int = 0,
-    ):
-        self.curve = curve
-        self.tokens_per_step = tokens_per_step
-        self.completed_steps = step
-        self.tokens_seen = tokens_seen
-        # Taken once: loading an optimizer's state later brings back the groups of the checkpoint.
-        self._scales: list[float] = [group.get("lr_scale", 1.0) for group in optimizer.param_groups]
-        self._used_lrs: list[float] = []
-        super().__init__(optimizer)
-
-    @property
-    def last_used_lrs(self) -> list[float]:
-        """Learning rate of each group in the update just done; empty before the first update of this launch."""
-        return list(self._used_lrs)
-
-    @property
-    def next_lrs(self) -> list[float]:
-        """Learning rate of each group in the update to come."""
-        return self._scaled(self.completed_steps + 1, self.tokens_seen + self.tokens_per_step)
-
-    def _scaled(self, step: int, tokens: int) -> list[float]:
-        lr = self.curve(step, tokens)
-        return [lr * scale for scale in self._scales]
-
-    def get_lr(self) -> list[float | torch.Tensor]:
-        """What `LRScheduler` writes into the groups."""
-        return list(self.next_lrs)
-
-    def step(self, epoch: int | None = None) -> None:
-        """Counts the update just done and sets the rates of the next one."""
-        if not self._is_initial:
-            # What the groups held, not what the curve says: if something overwrote a rate, the log shows it.
-            self._used_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
-            self.completed_steps += 1
-            self.tokens_seen += self.tokens_per_step
-        super().step()
-
-    def set_clock(self, *, step: int, tokens_seen: int) -> None:
-        """Puts the clock where the run stands and writes the next update's rates into the optimizer's groups.
-
-        Needed after the optimizer's state was loaded (which brings back the rates of the checkpoint) and where a batch
-        was read without an update (an overflow in float16).
-        """
-        self.completed_steps = step
-        self.tokens_seen = tokens_seen
-        self._update_lr()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The clock, as plain integers; nothing that the configuration decides."""
-        return {"step": self.completed_steps, "tokens_seen": self.tokens_seen}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the clock over; curve, batch size and scales stay those of this launch."""
-        self.set_clock(step=state_dict["step"], tokens_seen=state_dict["tokens_seen"])

@@ -13,9 +13,10 @@ from olmo_hf.training.clipping import AdaptiveClipper, GradientNorms, clip_by_gl
 from olmo_hf.training.nan_policy import SkippedSteps, Verdict, is_finite, judge_step, not_a_number_message
 from olmo_hf.training.optimizers import UpdateRecorder, build_optimizer
 from olmo_hf.training.parameter_groups import parameter_groups, parameter_name
-from olmo_hf.training.schedulers import TokenClockLR, clip_factor_for_update
+from olmo_hf.training.schedulers import clip_factor_for_update
 from olmo_hf.training.tensor_statistics import detailed_metrics
 from olmo_hf.training.tensors import Table
+from olmo_hf.training.token_clock import TokenClockLR
 
 
 class UpdatingTrainer(Trainer):

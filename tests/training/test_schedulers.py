@@ -14,7 +14,6 @@ import torch
 from olmo_hf.errors import ConfigError
 from olmo_hf.training.args import SchedulerArgs
 from olmo_hf.training.schedulers import (
-    TokenClockLR,
     bolt_on_warmup,
     clip_factor_for_update,
     clip_warmup_factor,
@@ -22,6 +21,7 @@ from olmo_hf.training.schedulers import (
     learning_rate_curve,
     scheduler_problems,
 )
+from olmo_hf.training.token_clock import TokenClockLR
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "07_schedulers"
 CASES = json.loads((GOLDEN / "schedulers.json").read_text())
@@ -139,14 +139,20 @@ def test_warmup_stable_decay(shape):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"name": "warmup_stable_decay"}, "needs the length of its decay"),
-        ({"name": "warmup_stable_decay", "decay": 950}, "exceed the schedule's 1000 steps"),
-        ({"decay": 10}, "cosine_with_warmup does not use it"),
+        ({"name": "warmup_stable_decay"}, "needs the length of its final decay"),
+        ({"name": "warmup_stable_decay", "decay": 0}, "expected the length of the final decay"),
+        ({"name": "warmup_stable_decay", "decay": 950}, "longer than the schedule's 1000 steps"),
+        ({"decay": 10}, "cosine_with_warmup has no final decay"),
+        ({"decay_shape": "cosine"}, "cosine_with_warmup has no final decay"),
         ({"name": "inverse_sqrt_with_warmup", "warmup": 0}, "divides by it"),
         ({"name": "max_scheduler", "warmup": 0}, "divides by it"),
-        ({"warmup": -1}, "must not be negative"),
-        ({"grad_clip_warmup": 10}, "set both or neither"),
-        ({"grad_clip_warmup_factor": 2.0}, "set both or neither"),
+        ({"warmup": -1}, "expected 0 (no warm-up) or more"),
+        ({"warmup": 0.03}, "counted in whole steps"),
+        ({"t_max": 0.5}, "counted in whole steps"),
+        ({"name": "constant", "t_max": 10}, "constant has no horizon"),
+        ({"warmup_min_lr": 1e-3}, "less than `training.learning_rate` (0.001)"),
+        ({"grad_clip_warmup": 10}, "grad_clip_warmup_factor: not given"),
+        ({"grad_clip_warmup_factor": 2.0}, "grad_clip_warmup: not given"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(settings, words):
