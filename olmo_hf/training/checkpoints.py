@@ -64,7 +64,7 @@ def write_checkpoint(run_dir: Path, contents: Contents, *, disk: Disk, group: Gr
             step=step,
             tokens=contents.tokens,
             world_size=contents.world_size,
-            files={name: entry for part in parts for name, entry in part.items()},
+            files={name: entry for part in reversed(parts) for name, entry in part.items()},  # rank 0's where several
             versions={package: version(package) for package in ("torch", "transformers", "accelerate")},
         )
         here = {name: entry for r in disk.ranks for name, entry in parts[r].items()}
@@ -121,7 +121,7 @@ def _write(staging: Path, contents: Contents, *, disk: Disk, group: Group, on_al
     own += [str(path.relative_to(staging)) for path in staging.glob(f"{tensors.SHARDED_DIR}/__{rank()}_*.distcp")]
     if disk.is_writer:
         everything = [str(path.relative_to(staging)) for path in staging.rglob("*") if path.is_file()]
-        own += [name for name in everything if not _belongs_to_a_rank(name)]
+        own += [name for name in everything if not commit.belongs_to_a_rank(name)]
     return sorted(own)
 
 
@@ -146,10 +146,6 @@ def _spread_index(index: Path, *, disk: Disk, group: Group, on_all: OnAll) -> No
     own = on_all(lambda: index.read_bytes() if is_main_process() else b"")
     content = broadcast_object(own, group)
     on_all(lambda: index.write_bytes(content) if disk.is_writer and not is_main_process() else None)
-
-
-def _belongs_to_a_rank(name: str) -> bool:
-    return name.startswith("rng_state_") or name.endswith(".distcp")
 
 
 def restore_tensors(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> tensors.Table:

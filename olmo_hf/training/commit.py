@@ -265,6 +265,11 @@ def newest_whole(run_dir: Path, *, up_to_step: int | None = None) -> tuple[Path 
     return None, passed_over
 
 
+def belongs_to_a_rank(name: str) -> bool:
+    """Whether a file of a checkpoint is one rank's own; the others are the same whoever wrote them."""
+    return name.startswith("rng_state_") or name.endswith(".distcp")
+
+
 def step_of(checkpoint: Path) -> int:
     """The step in the name of a checkpoint."""
     return int(checkpoint.name.removeprefix("checkpoint-"))

@@ -181,6 +181,8 @@ def _shell(model: PreTrainedModel) -> PreTrainedModel:
     """The model with a configuration of its own, whose changes training does not see."""
     shell = object.__new__(type(model))  # `copy.copy` would call the class, which FSDP has replaced
     shell.__dict__.update(model.__dict__)
+    # who writes is decided here; by itself it would be rank 0 only, also where others have disks of their own
+    shell.__dict__["should_save_on_this_rank"] = lambda is_main_process: True
     shell.config = copy.deepcopy(model.config)
     shell.config.use_cache = True  # the Trainer turns it off for training; whoever loads the model generates
     return shell

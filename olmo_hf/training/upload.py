@@ -184,6 +184,8 @@ class Uploader:
 
     def _put_files(self, checkpoint: Path) -> None:
         for file in commit.read_manifest(checkpoint).files:
+            if not self._puts_manifest and not commit.belongs_to_a_rank(file):
+                continue  # rank 0 puts its own
             self._put(checkpoint / file, self._storage.path(checkpoint.name, *PurePosixPath(file).parts))
 
     def _put(self, source: Path, target: str) -> None:
