@@ -12,8 +12,17 @@ from pathlib import Path
 from transformers.utils import logging as transformers_logging
 
 from olmo_hf.args import RunArgs
+from olmo_hf.distributed import is_main_process, world_size
 from olmo_hf.errors import ConfigError, OlmoHfError
+from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
+from olmo_hf.model.size import describe_model
+from olmo_hf.recipes.table import memory_of, memory_rows, print_rows
+from olmo_hf.training.args import TrainingArgs
+from olmo_hf.training.batch_plan import BatchPlan, describe, plan_batches
+from olmo_hf.training.build import without_resets
+from olmo_hf.training.optimizers import describe_optimizer
 from olmo_hf.training.run_directory import OpenedRun
+from olmo_hf.training.state import RunState
 
 DEBUG_VARIABLE = "OLMO_HF_DEBUG"
 
@@ -58,36 +67,68 @@ def run_directory(run: RunArgs) -> Path:
     return Path(run.training.output_dir) if run.training.output_dir else Path("runs") / run.name
 
 
-def quiet_logs(*, main_process: bool) -> None:
+def own_rank() -> int:
+    """This process's rank as the launcher says it, before any process group exists."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def quiet_logs() -> None:
     """Our own messages from rank 0, warnings from all; libraries speak only when something is wrong."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
     transformers_logging.disable_progress_bar()  # a bar for every small model file drowns the run's own line
-    logging.getLogger("olmo_hf").setLevel(logging.INFO if main_process else logging.WARNING)
+    logging.getLogger("olmo_hf").setLevel(logging.INFO if own_rank() == 0 else logging.WARNING)
 
 
 def run_and_report(main: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
-    """Run `main`; errors meant for people are printed as sentences, on rank 0 only.
+    """Run `main`; errors meant for people are printed as sentences: whole by rank 0, in a line by the others.
 
     Returns:
         Exit code: 0, what `main` says, or 2 for an error that a person can mend.
     """
+    quiet_logs()
     try:
         return main(words)
     except OlmoHfError as error:
         if os.environ.get(DEBUG_VARIABLE):
             traceback.print_exc()
-        if int(os.environ.get("RANK", "0")) == 0:
+        here = own_rank()
+        if here == 0:
             sys.stderr.write(f"\nerror: {error}\n(set {DEBUG_VARIABLE}=1 to see where it was raised)\n")
-            sys.stderr.flush()
+        else:  # most errors are everybody's; one that is this rank's alone must still be seen
+            sys.stderr.write(f"rank {here}: error: {str(error).splitlines()[-1].strip()}\n")
+        sys.stderr.flush()
         return 2
 
 
-def print_plan(name: str, rows: Sequence[tuple[str, str]], opened: OpenedRun, *, main_process: bool) -> None:
+def plan_launch(run: RunArgs, opened: OpenedRun, *, num_instances: int) -> tuple[TrainingArgs, BatchPlan]:
+    """The training section as this launch uses it, and the plan made from it.
+
+    A launch that continues its own run does not repeat the resets and skips with which the run began.
+    """
+    training = without_resets(run.training) if opened.from_own else run.training
+    counted = RunState() if training.reset_trainer_state else opened.state
+    plan = plan_batches(
+        training,
+        world_size=world_size(),
+        sequence_length=run.data.sequence_length,
+        num_instances=num_instances,
+        step=counted.step,
+        tokens_seen=counted.tokens,
+        eval_interval=run.evaluation.interval,
+    )
+    return training, plan
+
+
+def show_plan(
+    run: RunArgs, model: OlmoHfForCausalLM, plan: BatchPlan, opened: OpenedRun, *, with_memory: bool = False
+) -> None:
     """The table at the start: what will run, and what it continues."""
-    if not main_process:
+    if not is_main_process():
         return
     start = "afresh" if opened.checkpoint is None else f"from {opened.checkpoint} (step {opened.state.step:,})"
-    everything = [("run", name), ("directory", str(opened.directory)), ("starts", start), *rows]
-    width = max(len(label) for label, _ in everything)
-    sys.stdout.write("".join(f"{label:<{width}}  {value}\n" for label, value in everything) + "\n")
-    sys.stdout.flush()
+    rows = [("run", run.name), ("directory", str(opened.directory)), ("starts", start)]
+    rows += describe_model(model.config, run.data.sequence_length)
+    rows += describe(plan)
+    rows += describe_optimizer(model, run.training)
+    rows += memory_rows(memory_of(run, model.config, plan)) if with_memory else []
+    print_rows(rows)

@@ -12,7 +12,7 @@ def build_evaluators(
     *,
     eos_token_id: int | None,
     pad_token_id: int | None,
-    vocab_size: int,
+    vocab_size: int | None,
     per_device_eval_batch_size: int,
 ) -> list[Evaluator]:
     """Evaluators in the order of the configuration.

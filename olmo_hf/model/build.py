@@ -121,13 +121,17 @@ def load_tokenizer(args: ModelArgs, *, model_max_length: int | None = None) -> P
         ) from error
 
 
-def special_token_ids(config: OlmoHfConfig) -> dict[str, int | None]:
-    """`eos_token_id` and `pad_token_id` of a model, for whoever prepares its data."""
+def vocabulary_of(config: OlmoHfConfig) -> dict[str, int | None]:
+    """`vocab_size`, `eos_token_id` and `pad_token_id` of a model, for whoever opens its data."""
 
     def one(value: int | list[int] | None) -> int | None:
         return value[0] if isinstance(value, list) else value
 
-    return {"eos_token_id": one(config.eos_token_id), "pad_token_id": one(config.pad_token_id)}
+    return {
+        "vocab_size": config.vocab_size,
+        "eos_token_id": one(config.eos_token_id),
+        "pad_token_id": one(config.pad_token_id),
+    }
 
 
 def choose_attn_implementation(wish: str, config: OlmoHfConfig) -> str:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from olmo_hf.args import RunArgs
+from olmo_hf.distributed import is_main_process
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
 from olmo_hf.model.size import count_parameters
 from olmo_hf.recipes.activations import kept_bytes
@@ -62,16 +63,20 @@ def memory_rows(memory: Memory) -> list[Row]:
     return [("memory per device", f"about {memory.total / 1e9:,.1f} GB: {spelled}")]
 
 
-def print_paper_plan(run: RunArgs, *, num_processes: int, main_process: bool) -> None:
+def print_paper_plan(run: RunArgs, *, num_processes: int) -> int:
     """The table of a run whose data, tokenizer and checkpoints may be elsewhere; nothing is built or opened for it.
+
+    Returns:
+        Exit code, 0.
 
     Raises:
         ConfigError: see `plan_run`.
     """
     plan = plan_run(run, num_processes=num_processes)
     memory = memory_of(run, plan.config, plan.batch)
-    if main_process:
+    if is_main_process():
         print_rows([("run", run.name), *plan.rows(), *learning_rate_rows(plan), *memory_rows(memory)])
+    return 0
 
 
 def print_rows(rows: Sequence[Row]) -> None:
