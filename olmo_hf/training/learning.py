@@ -13,10 +13,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from olmo_hf.data.mixing import MixedDataset
 from olmo_hf.data.order import OrderedDataset
 from olmo_hf.distributed import all_reduce_sum
+from olmo_hf.errors import ConfigError
 from olmo_hf.training.callback import OlmoCallback
-from olmo_hf.training.loss import LossTerms, count_labels
+from olmo_hf.training.loss import LossTerms
 from olmo_hf.training.loss_in_model import LossSettings, loss_settings, model_loss_sums
-from olmo_hf.training.metrics import MetricSums, SourceSums, perplexity
+from olmo_hf.training.metrics import MetricSums, SourceSums, batch_counts, perplexity
 from olmo_hf.training.schedulers import learning_rate_curve
 from olmo_hf.training.token_clock import TokenClockLR
 from olmo_hf.training.updating import UpdatingTrainer
@@ -49,6 +50,11 @@ class LearningTrainer(UpdatingTrainer):
         Accelerate's default adds gradients up in bfloat16 and rounds the loss and the rotary tables to it.
         """
         super().create_accelerator_and_postprocess()
+        if self.accelerator.mixed_precision == "fp16" and self.accelerator.scaler is None:
+            raise ConfigError(
+                f"training.fp16: found true on the device `{self.accelerator.device.type}`, where float16 is not "
+                "trained in; use training.bf16, or neither"
+            )
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
         if self.is_fsdp_enabled and half is not None:
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
@@ -67,15 +73,15 @@ class LearningTrainer(UpdatingTrainer):
         """
         if not batch_samples or "labels" not in batch_samples[0]:
             return None
-        labels = sum((count_labels(batch["labels"]) for batch in batch_samples), torch.zeros((), dtype=torch.int64))
-        tokens = sum(batch["labels"].numel() for batch in batch_samples)
-        counts = all_reduce_sum(torch.stack([labels.to(device), torch.tensor(tokens, device=device)]))
+        counts = all_reduce_sum(batch_counts(batch_samples, device))
+        labels, tokens, maskable, masked = counts.unbind()
         shared = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()  # ranks that read the same batch
         if isinstance(self.train_dataset, OrderedDataset):
             self._step_tokens = self.train_dataset.global_batch_size * self.train_dataset.dataset.sequence_length
         else:
-            self._step_tokens = int(counts[1].item()) // shared
-        chosen = counts[0] if self.args.loss_denominator == "label_tokens" else counts[1]
+            self._step_tokens = int(tokens.item()) // shared
+        self._step_masks = torch.stack([maskable, masked]) / shared
+        chosen = labels if self.args.loss_denominator == "label_tokens" else tokens
         return (chosen / shared).clamp(min=1)
 
     def compute_loss(
@@ -127,6 +133,7 @@ class LearningTrainer(UpdatingTrainer):
         """The step's loss goes into the next log line, or nowhere if it is no number."""
         if finite:
             self._sums.add(ce=self._step_ce, z=self._step_z, steps=1 / self.args.world_size)
+            self._sums.add(maskable=self._step_masks[0], masked=self._step_masks[1])
         else:
             self._tr_loss.nan_to_num_(0.0, 0.0, 0.0)  # a sum of the Trainer's that would stay NaN for ever
         super()._settle_step(finite=finite)
@@ -190,6 +197,8 @@ class LearningTrainer(UpdatingTrainer):
         metrics = {"train/CrossEntropyLoss": ce, "train/Perplexity": perplexity(ce), "loss": ce + z}
         if self.args.z_loss_weight != 0.0:
             metrics["train/ZLoss"] = z
+        if sums.get("maskable", 0.0) > 0:
+            metrics["train/masked_instances"] = sums["masked"] / steps / self.args.world_size
         if "grad_norm" in logs:
             metrics["optim/total_grad_norm"] = logs["grad_norm"]
         for i, rate in enumerate(self._used_learning_rates(logs)):

@@ -5,11 +5,12 @@ Shapes: `B` batch, `S` sequence, `K` sources.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from olmo_hf.distributed import all_reduce_sum
-from olmo_hf.training.loss import IGNORE_INDEX, LossTerms
+from olmo_hf.training.loss import IGNORE_INDEX, LossTerms, count_labels
 
 UNITS = {
     "train/CrossEntropyLoss": "nats per token of the denominator, without the z term; mean over the logged steps",
@@ -42,6 +43,27 @@ def perplexity(cross_entropy: float) -> float:
         return math.exp(cross_entropy)
     except OverflowError:
         return math.inf
+
+
+def batch_counts(batches: Sequence[dict[str, Any]], device: torch.device) -> torch.Tensor:
+    """What the micro-batches of one step hold, counted where they are.
+
+    Args:
+        batches: each with `labels` (B, S), and `instance_mask` (B,) where instances are filtered.
+        device: where the counts are wanted.
+
+    Returns:
+        (4,), int64: labelled targets, tokens, instances with a mask, and those of them that the mask leaves out.
+    """
+    counts = torch.zeros(4, dtype=torch.int64, device=device)
+    for batch in batches:
+        labels, mask = batch["labels"], batch.get("instance_mask")
+        counts[0] += count_labels(labels).to(device)
+        counts[1] += labels.numel()
+        if mask is not None:
+            counts[2] += mask.numel()
+            counts[3] += (~mask).sum().to(device)
+    return counts
 
 
 def _sum_dtype(device: torch.device) -> torch.dtype:

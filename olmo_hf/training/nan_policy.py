@@ -1,5 +1,6 @@
 """What to do when a loss or gradient is not a number: decided before the update, the same way on every rank."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,9 @@ from olmo_hf.training.clipping import GradientNorms
 
 NanPolicy = Literal["stop", "skip"]
 Verdict = Literal["update", "skip", "stop"]
+
+_MOST_RANKS, _MOST_IDS = 4, 64
+"""What a message names; the rest is in the run's `data-indices/`."""
 
 
 @dataclass
@@ -56,14 +60,42 @@ def judge_step(finite: bool, *, policy: NanPolicy, skipped: SkippedSteps, max_sk
     return "skip"
 
 
-def not_a_number_message(
-    *, step: int, rank: int, instance_ids: Sequence[int], skipped: SkippedSteps, grad_norm: float, loss: float
-) -> str:
-    """The last words of a run that ends for it: what, where, which data, and what can be done."""
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank knows of a step that is no number."""
+
+    rank: int
+    """Its number."""
+
+    loss: float
+    """What it contributed to the loss of the step."""
+
+    instance_ids: list[int]
+    """What it read."""
+
+
+def not_a_number_message(*, step: int, reports: Sequence[RankReport], skipped: SkippedSteps, grad_norm: float) -> str:
+    """The last words of a run that ends for it: what, where, which data, and what can be done.
+
+    Args:
+        step: number of the update.
+        reports: one of every rank; those whose loss is no number are named, or all where only the gradient is none.
+        skipped: updates left out before.
+        grad_norm: norm of all gradients.
+    """
+    suspects = [report for report in reports if not math.isfinite(report.loss)] or list(reports)
+    named = suspects[:_MOST_RANKS]
+    ranks = ", ".join(str(report.rank) for report in named) + (", ..." if len(suspects) > len(named) else "")
     before = f" after {skipped.in_a_row} updates skipped in a row" if skipped.in_a_row > 0 else ""
+    read = "; ".join(f"rank {r.rank} (loss {r.loss}) read the instances {_shortened(r.instance_ids)}" for r in named)
     return (
-        f"step {step}, rank {rank}: the update is not a number (loss of this rank {loss}, gradient norm {grad_norm})"
-        f"{before}. No weight was changed and no checkpoint overwritten. This rank read the instances "
-        f"{list(instance_ids)}: look at them with `olmo-hf inspect-data`; or lower training.learning_rate, lower "
-        "training.max_grad_norm, or let such steps be skipped (training.nan_policy, training.max_skipped_steps)"
+        f"step {step}, rank {ranks}: the update is not a number (gradient norm {grad_norm}){before}. No weight was "
+        f"changed and no checkpoint overwritten. {read}: look at them with `olmo-hf inspect-data`; or lower "
+        "training.learning_rate, lower training.max_grad_norm, or let such steps be skipped (training.nan_policy, "
+        "training.max_skipped_steps)"
     )
+
+
+def _shortened(ids: Sequence[int]) -> str:
+    more = f", and {len(ids) - _MOST_IDS} more" if len(ids) > _MOST_IDS else ""
+    return f"[{', '.join(str(i) for i in ids[:_MOST_IDS])}{more}]"

@@ -89,6 +89,14 @@ def parameter_groups(
     return groups
 
 
+def name_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Gives the groups of an optimizer of Hugging Face's their `param_names`, where they hold the model's tensors."""
+    names = {id(parameter): parameter_name(name) for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        if all(id(parameter) in names for parameter in group["params"]):
+            group["param_names"] = [names[id(parameter)] for parameter in group["params"]]
+
+
 def describe_groups(groups: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Rows (label, value) of the table printed at the start: what decays and what does not, by name.
 

@@ -7,12 +7,20 @@ from torch import nn
 from transformers import Trainer
 from transformers.training_args import OptimizerNames
 
+from olmo_hf.distributed import all_agree, gather_objects
 from olmo_hf.errors import TrainingError
 from olmo_hf.training.arguments import OlmoTrainingArguments
 from olmo_hf.training.clipping import AdaptiveClipper, GradientNorms, clip_by_global_norm, gradient_norms
-from olmo_hf.training.nan_policy import SkippedSteps, Verdict, is_finite, judge_step, not_a_number_message
+from olmo_hf.training.nan_policy import (
+    RankReport,
+    SkippedSteps,
+    Verdict,
+    is_finite,
+    judge_step,
+    not_a_number_message,
+)
 from olmo_hf.training.optimizers import UpdateRecorder, build_optimizer
-from olmo_hf.training.parameter_groups import parameter_groups, parameter_name
+from olmo_hf.training.parameter_groups import name_parameters, parameter_groups, parameter_name
 from olmo_hf.training.schedulers import clip_factor_for_update
 from olmo_hf.training.tensor_statistics import detailed_metrics
 from olmo_hf.training.tensors import Table
@@ -30,6 +38,7 @@ class UpdatingTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self._step_tokens = 0
         self._step_ce = self._step_z = torch.zeros((), device=self.args.device)
+        self._step_masks = torch.zeros(2)  # instances that have a mask, and those of them that are masked
         self._skipped = SkippedSteps()
         self._details: dict[str, float] = {}
         self._clipping_rate = torch.zeros(())
@@ -42,16 +51,20 @@ class UpdatingTrainer(Trainer):
         if self.optimizer is None and self.args.optim == OptimizerNames.ADAMW_TORCH_FUSED:
             self.optimizer = build_optimizer(model, self.args)
         elif self.optimizer is None:
-            groups = parameter_groups(
-                model,
-                weight_decay=self.args.weight_decay,
-                decay_norm_and_bias=self.args.decay_norm_and_bias,
-                decay_embeddings=self.args.decay_embeddings,
-                rule=self.args.weight_decay_rule,
-            )
-            optimizer_class, settings = self.get_optimizer_cls_and_kwargs(self.args, cast(Any, model))
-            self.optimizer = optimizer_class(groups, **settings)
+            name_parameters(super().create_optimizer(cast(Any, model)), model)
         return cast(torch.optim.Optimizer, self.optimizer)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Identical to `Trainer` except for the rule: see `parameter_groups`."""
+        groups = parameter_groups(
+            model,
+            weight_decay=1.0,
+            decay_norm_and_bias=self.args.decay_norm_and_bias,
+            decay_embeddings=self.args.decay_embeddings,
+            rule=self.args.weight_decay_rule,
+        )
+        decaying = {id(parameter) for group in groups if group["weight_decay"] == 1.0 for parameter in group["params"]}
+        return [name for name, parameter in model.named_parameters() if id(parameter) in decaying]
 
     @property
     def inner_optimizer(self) -> torch.optim.Optimizer:
@@ -87,11 +100,12 @@ class UpdatingTrainer(Trainer):
         return self._clip_grad_norm(model) if grad_norm is None else grad_norm
 
     def _may_update(self, norms: GradientNorms) -> bool:
-        """Judges the step's gradient and loss; with float16 an overflow is the scaler's business."""
+        """Judges the step's gradient and loss, the same way on every rank."""
         finite = is_finite(norms, self._step_ce + self._step_z)
-        if self.accelerator.scaler is not None:
-            self._skipped.total += not finite
-            verdict: Verdict = "update"
+        verdict: Verdict
+        if not finite and self._is_overflow():
+            self._skipped.total += 1
+            verdict = "update"  # the scaler leaves it out
         else:
             verdict = judge_step(
                 finite,
@@ -100,18 +114,27 @@ class UpdatingTrainer(Trainer):
                 max_skipped_in_a_row=self.args.max_skipped_steps,
             )
         if verdict == "stop":
+            report = RankReport(self.args.process_index, float(self._step_ce + self._step_z), self.step_ids)
             raise TrainingError(
                 not_a_number_message(
                     step=self.state.global_step + 1,
-                    rank=self.args.process_index,
-                    instance_ids=self.step_ids,
+                    reports=gather_objects(report),
                     skipped=self._skipped,
                     grad_norm=float(norms.total),
-                    loss=float(self._step_ce + self._step_z),
                 )
             )
         self._settle_step(finite=finite)
         return verdict == "update"
+
+    def _is_overflow(self) -> bool:
+        """In float16: whether a gradient too large for it is all that is wrong, which a smaller scale mends.
+
+        A loss is not scaled before it is measured; and a scale that has come down below 1 was not the reason.
+        """
+        scaler = self.accelerator.scaler
+        if scaler is None:
+            return False
+        return all_agree(bool((self._step_ce + self._step_z).isfinite()) and scaler.get_scale() >= 1.0)
 
     def _settle_step(self, *, finite: bool) -> None:
         """The loss of a step is judged with its gradient; the next step starts from nothing."""

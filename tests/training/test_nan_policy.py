@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from olmo_hf.training.clipping import gradient_norms
-from olmo_hf.training.nan_policy import SkippedSteps, is_finite, judge_step, not_a_number_message
+from olmo_hf.training.nan_policy import RankReport, SkippedSteps, is_finite, judge_step, not_a_number_message
 
 
 def verdicts(pattern, policy, limit=2):
@@ -56,9 +56,36 @@ def test_all_ranks_see_what_one_has(two_ranks):
     assert two_ranks(one_broken_rank) == [[False, True], [False, True]]
 
 
+NAN = float("nan")
+
+
+def message(*reports, skipped=None):
+    return not_a_number_message(step=7, reports=reports, skipped=skipped or SkippedSteps(), grad_norm=float("inf"))
+
+
 def test_the_message_names_step_rank_and_instances():
-    message = not_a_number_message(
-        step=7, rank=3, instance_ids=[11, 42], skipped=SkippedSteps(4, 2), grad_norm=float("inf"), loss=2.5
-    )
+    text = message(RankReport(3, NAN, [11, 42]), skipped=SkippedSteps(4, 2))
     for part in ("step 7", "rank 3", "[11, 42]", "after 2 updates skipped in a row", "inf", "No weight was changed"):
-        assert part in message
+        assert part in text
+
+
+def test_the_message_names_the_rank_that_has_it_and_no_other():
+    text = message(RankReport(0, 2.5, [1, 2]), RankReport(1, NAN, [3, 4]), RankReport(2, 2.5, [5, 6]))
+    assert text.startswith("step 7, rank 1: the update is not a number")
+    assert "rank 1 (loss nan) read the instances [3, 4]:" in text
+    assert "[1, 2]" not in text
+    assert "[5, 6]" not in text
+
+
+def test_where_only_the_gradient_is_none_every_rank_is_named():
+    text = message(RankReport(0, 2.5, [1, 2]), RankReport(1, 2.5, [3, 4]))
+    assert text.startswith("step 7, rank 0, 1: ")
+    assert "[1, 2]" in text
+    assert "[3, 4]" in text
+
+
+def test_the_message_of_a_large_run_stays_short():
+    text = message(*(RankReport(rank, NAN, list(range(1000))) for rank in range(512)))
+    assert "rank 0, 1, 2, 3, ...:" in text
+    assert "and 936 more]" in text
+    assert len(text) < 3000
