@@ -94,6 +94,7 @@ def _open_staging(
     def action() -> None:
         if not disk.is_writer:
             return
+        run_dir.mkdir(parents=True, exist_ok=True)
         if staging.exists():
             shutil.rmtree(staging)
         rotation.require_space(run_dir, int(SPACE_MARGIN * here))
