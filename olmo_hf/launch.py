@@ -126,7 +126,7 @@ def show_plan(
     if not is_main_process():
         return
     start = "afresh" if opened.checkpoint is None else f"from {opened.checkpoint} (step {opened.state.step:,})"
-    rows = [("run", run.name), ("directory", str(opened.directory)), ("starts", start)]
+    rows = [("name", run.name), ("directory", str(opened.directory)), ("starts", start)]
     rows += describe_model(model.config, run.data.sequence_length)
     rows += describe(plan)
     rows += describe_optimizer(model, run.training)
