@@ -1,7 +1,9 @@
 """Thin words over Accelerate's process state, and the one place that lets FSDP run on a CPU machine."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
@@ -63,6 +65,23 @@ def new_cpu_group() -> dist.ProcessGroup | None:
     A background thread must not use the default group: its messages would be taken for those of training.
     """
     return dist.new_group(backend="gloo") if is_distributed() else None
+
+
+@contextmanager
+def patient_group(needed: bool) -> Iterator[dist.ProcessGroup | None]:
+    """A group in which ranks may wait for one another for days, while one of them copies or reads terabytes.
+
+    Args:
+        needed: False gives None, the default group, whose patience is some minutes. Alike on all ranks.
+    """
+    if not needed or not is_distributed():
+        yield None
+        return
+    group = dist.new_group(backend="gloo", timeout=timedelta(days=14))
+    try:
+        yield group
+    finally:
+        dist.destroy_process_group(group)
 
 
 def _collective_device() -> torch.device:

@@ -84,21 +84,17 @@ def open_run_data(config: Path, overrides: list[str], world_size: int | None) ->
     return settings, data
 
 
-def _tokenizer_folder(settings: "RunArgs") -> str | None:
-    """The run's tokenizer, or the one its data were made with."""
-    from olmo_hf.data.checks import manifest_beside, resolve_files
+def _first_file(settings: "RunArgs") -> str:
+    """The first token file of a run, where it lies rather than where it was copied to."""
+    from olmo_hf.data.checks import list_files
 
-    if settings.model.tokenizer is not None:
-        return settings.model.tokenizer
-    first = resolve_files(settings.data).paths[0]
-    manifest = manifest_beside(first)
-    return None if manifest is None else str(Path(first).parent / manifest.tokenizer)
+    return list_files(settings.data).paths[0]
 
 
 def _eos_token_id(settings: "RunArgs") -> int | None:
-    from olmo_hf.data.checks import manifest_beside, resolve_files
+    from olmo_hf.data.manifest_lookup import manifest_beside
 
-    manifest = manifest_beside(resolve_files(settings.data).paths[0])
+    manifest = manifest_beside(_first_file(settings))
     if manifest is not None:
         return manifest.eos_token_id
     if settings.model.tokenizer is None:
@@ -110,8 +106,21 @@ def _eos_token_id(settings: "RunArgs") -> int | None:
 
 
 def _decoder(settings: "RunArgs") -> Callable[["np.ndarray"], str]:
-    """Turns tokens into text; into numbers where there is no tokenizer."""
-    folder = _tokenizer_folder(settings)
+    """Turns tokens into text, by the run's tokenizer or that of its data; without one, into numbers."""
+    from olmo_hf.data.manifest_lookup import tokenizer_beside
+    from olmo_hf.data.remote import is_remote, read_if_there
+
+    folder = settings.model.tokenizer
+    if folder is None:
+        folder = tokenizer_beside(_first_file(settings))
+    if folder is not None and is_remote(folder):
+        from tokenizers import Tokenizer
+
+        content = read_if_there(f"{folder}/tokenizer.json")
+        if content is not None:
+            raw = Tokenizer.from_str(content.decode("utf-8"))
+            return lambda tokens: str(raw.decode(tokens.tolist(), skip_special_tokens=False))
+        folder = None
     if folder is None:
         return lambda tokens: " ".join(map(str, tokens.tolist()))
     from transformers import AutoTokenizer

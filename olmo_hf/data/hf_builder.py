@@ -15,7 +15,7 @@ import pyarrow as pa
 from datasets import packaged_modules
 from datasets.builder import Key
 
-from olmo_hf.data.checks import manifest_beside
+from olmo_hf.data.manifest_lookup import manifest_beside
 from olmo_hf.data.token_files import TokenFile, TokenReader, open_token_file, token_dtype
 from olmo_hf.errors import DataError
 

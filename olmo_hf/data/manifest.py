@@ -101,11 +101,28 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
     """
     path = Path(folder) / MANIFEST_NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); prepare the data again or set data.token_dtype") from error
+        raise _unreadable(str(path), error) from error
+    return parse_manifest(text, str(path))
+
+
+def parse_manifest(text: str, path: str) -> Manifest | None:
+    """A manifest from its text; None when the text is no manifest of ours.
+
+    Args:
+        text: Content of the file.
+        path: The file, for messages.
+
+    Raises:
+        DataError: It is one, but cannot be understood.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from error
     # A manifest.json may belong to another program; only ours says this.
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         return None
@@ -115,10 +132,38 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
     try:
         values = {key: value for key, value in content.items() if key in known}
         values["files"] = tuple(ManifestFile(**file) for file in values["files"])
-        values["sources"] = tuple(values["sources"])
-        return Manifest(**values)
+        values["sources"] = tuple(values.get("sources", ()))
+        manifest = Manifest(**values)
     except (KeyError, TypeError) as error:
         raise DataError(f"{path}: is incomplete ({error}); prepare the data again") from error
+    wrong = _wrong_types(manifest)
+    if wrong:
+        raise DataError(f"{path}: {', '.join(wrong)} cannot be understood; prepare the data again")
+    return manifest
+
+
+def _unreadable(path: str, error: Exception) -> DataError:
+    return DataError(f"{path}: cannot be read ({error}); prepare the data again or set data.token_dtype")
+
+
+def _wrong_types(manifest: Manifest) -> list[str]:
+    """Fields that hold something else than they should."""
+    wrong = [
+        name
+        for name in ("token_dtype", "tokenizer", "tokenizer_sha256")
+        if not isinstance(getattr(manifest, name), str)
+    ]
+    wrong += [name for name in ("vocab_size", "eos_token_id") if not _is_count(getattr(manifest, name))]
+    for file in manifest.files:
+        numbers = (file.num_tokens, file.num_documents, file.size_bytes)
+        texts = (file.path, file.sha256, "" if file.label_mask is None else file.label_mask)
+        if not all(map(_is_count, numbers)) or not all(isinstance(text, str) for text in texts):
+            wrong.append(f"the entry of {file.path!r}")
+    return wrong
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:

@@ -5,7 +5,7 @@ Shapes: `S` tokens of an instance, `B` instances of a fetch, `D` documents in an
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ class MemMapDataset(Dataset):
         metadata: One dictionary for all files, or one per file. None: items carry none.
         instance_stride_tokens: Distance between the beginnings of two instances. None: `sequence_length`; 1 makes
             every token the beginning of one.
+        known: What is known of some files already, by path; these are not looked at again.
 
     Raises:
         DataError: A file cannot be used; all problems are in the message.
@@ -71,6 +72,7 @@ class MemMapDataset(Dataset):
         generate_attention_mask: bool = False,
         metadata: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
         instance_stride_tokens: int | None = None,
+        known: Mapping[str, TokenFile] | None = None,
     ):
         if generate_doc_lens and eos_token_id is None:
             raise DataError("document lengths need the end-of-text id, and the tokenizer gives none")
@@ -85,8 +87,9 @@ class MemMapDataset(Dataset):
         self.generate_doc_lens = generate_doc_lens
         self.generate_attention_mask = generate_attention_mask
         self._metadata = _metadata_per_file(metadata, len(self.paths))
-        self._files = _open_all(self.paths, dtype_of(token_dtype))
-        self._masks = _open_masks(label_mask_paths, self._files)
+        known = {} if known is None else known
+        self._files = _open_all(self.paths, dtype_of(token_dtype), known)
+        self._masks = _open_masks(label_mask_paths, self._files, known)
         self.instance_stride_tokens = sequence_length if instance_stride_tokens is None else instance_stride_tokens
         counts = [num_instances(file.num_tokens, sequence_length, self.instance_stride_tokens) for file in self._files]
         self._first_instance = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])  # (files + 1,)
@@ -181,15 +184,17 @@ def _metadata_per_file(
     return list(metadata)
 
 
-def _open_all(paths: Sequence[str], dtype: np.dtype) -> list[TokenFile]:
+def _open_all(paths: Sequence[str], dtype: np.dtype, known: Mapping[str, TokenFile]) -> list[TokenFile]:
     """Opens every file and raises once, with all problems."""
-    found, problems = open_token_files(paths, dtype)
+    found, problems = open_token_files([path for path in paths if path not in known], dtype)
     if problems:
         raise DataError("\n".join(problems))
-    return [found[path] for path in paths]
+    return [known[path] if path in known else found[path] for path in paths]
 
 
-def _open_masks(paths: Sequence[str] | None, files: Sequence[TokenFile]) -> list[TokenFile] | None:
+def _open_masks(
+    paths: Sequence[str] | None, files: Sequence[TokenFile], known: Mapping[str, TokenFile]
+) -> list[TokenFile] | None:
     """Opens label masks. Token counts must agree exactly: a shifted mask would train on the wrong tokens."""
     if not paths:
         return None
@@ -197,7 +202,7 @@ def _open_masks(paths: Sequence[str] | None, files: Sequence[TokenFile]) -> list
         raise DataError(
             f"data.label_mask_paths: {len(paths)} files for {len(files)} token files; expected one for each, in order"
         )
-    masks = _open_all(paths, np.dtype(np.bool_))
+    masks = _open_all(paths, np.dtype(np.bool_), known)
     problems = [
         f"{mask.path}: {mask.num_tokens:,} label flags for the {file.num_tokens:,} tokens of {file.path}; "
         "expected one byte per token"

@@ -44,7 +44,7 @@ class PrepareOptions:
     """Directory, `tokenizer.json` or hub name of a tokenizer."""
 
     train_tokenizer: int | None = None
-    """Instead of `tokenizer`: train one of this many ids on the training split."""
+    """Instead of `tokenizer`: train one on the training split, of this many entries and two special tokens."""
 
     tokenizer_training_bytes: int = 200_000_000
     """Text a tokenizer is trained on: the first so many bytes."""

@@ -35,6 +35,7 @@ IDENTITY_KEYS = (
     "Last-Modified",
     "LastModified",
     "mtime",
+    "blob_id",
     "oid",
 )
 """What file systems call the mark that changes with a file's content; the first that is there is used."""
@@ -79,6 +80,15 @@ def _may_pass(error: Exception) -> bool:
     )
 
 
+def _is_refused_as_changed(error: Exception) -> bool:
+    """Whether a server says that a file is no longer the one it was (HTTP status 412)."""
+    if getattr(error, "status", None) == 412:
+        return True
+    # s3fs turns every answer of the service into an OSError and keeps the original as its cause.
+    answer = getattr(error.__cause__, "response", None)
+    return isinstance(answer, dict) and answer.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412
+
+
 def _patiently(path: str, what: str, attempt: Callable[[], T]) -> T:
     """Runs `attempt` until it works or cannot.
 
@@ -92,8 +102,7 @@ def _patiently(path: str, what: str, attempt: Callable[[], T]) -> T:
         except DataError:
             raise
         except Exception as error:
-            status = getattr(error, "status", None)
-            if status == 412:
+            if _is_refused_as_changed(error):
                 raise DataError(f"{path}: was changed while in use. Restore it and start again") from error
             if not _may_pass(error) or number == MAX_ATTEMPTS:
                 times = f" in {number} attempts" if number > 1 else ""
@@ -134,18 +143,14 @@ def read_remote(path: str, first_byte: int, num_bytes: int, identity: str = "") 
         path: The file.
         first_byte: Where they begin.
         num_bytes: How many.
-        identity: The mark `describe_remote` gave; over HTTP a changed file is then refused by the server itself.
+        identity: The mark `describe_remote` gave; over HTTP and S3 the server itself then refuses a changed file.
 
     Raises:
         DataError: They cannot be had.
     """
 
     def attempt() -> bytes:
-        filesystem, inner = _filesystem(path)
-        options: dict[str, Any] = {}
-        if identity.startswith('"') and path.startswith("http"):
-            options["headers"] = {"If-Match": identity}
-        content: bytes = filesystem.cat_file(inner, start=first_byte, end=first_byte + num_bytes, **options)
+        content = _stretch(path, first_byte, first_byte + num_bytes, identity)
         if len(content) > num_bytes:
             raise DataError(
                 f"{path}: the server sends the whole file ({len(content):,} bytes), not the {num_bytes:,} asked for; "
@@ -156,6 +161,76 @@ def read_remote(path: str, first_byte: int, num_bytes: int, identity: str = "") 
         return content
 
     return _patiently(path, f"bytes {first_byte:,} to {first_byte + num_bytes:,}", attempt)
+
+
+def refuses_changed(path: str, identity: str) -> bool:
+    """Whether the server itself compares the mark of a file with every read."""
+    return identity.startswith('"') and path.startswith(("http://", "https://", "s3://", "s3a://"))
+
+
+def _stretch(path: str, first_byte: int, behind: int, identity: str) -> bytes:
+    """One attempt at the bytes `[first_byte, behind)`, on condition that the file is the one it was."""
+    filesystem, inner = _filesystem(path)
+    conditional = refuses_changed(path, identity)
+    if not conditional or path.startswith("http"):
+        options: dict[str, Any] = {"headers": {"If-Match": identity}} if conditional else {}
+        if not getattr(filesystem, "async_impl", False):
+            # Such a file system opens the file, and would read megabytes ahead for every instance.
+            options["cache_type"] = "none"
+        content: bytes = filesystem.cat_file(inner, start=first_byte, end=behind, **options)
+        return content
+    from fsspec.asyn import sync
+
+    bucket, key, version = filesystem.split_path(inner)
+
+    async def ask() -> bytes:
+        # `cat_file` of this file system cannot be told a condition.
+        answer = await filesystem._call_s3(
+            "get_object",
+            Bucket=bucket,
+            Key=key,
+            Range=f"bytes={first_byte}-{behind - 1}",
+            IfMatch=identity,
+            **({"VersionId": version} if version else {}),
+        )
+        async with answer["Body"] as body:
+            return bytes(await body.read())
+
+    return bytes(sync(filesystem.loop, ask))
+
+
+def read_if_there(path: str) -> bytes | None:
+    """All of a small file, or None when there is none or it is not shown.
+
+    Raises:
+        DataError: The server cannot be asked.
+    """
+
+    def attempt() -> bytes | None:
+        filesystem, inner = _filesystem(path)
+        try:
+            return bytes(filesystem.cat_file(inner))
+        except (FileNotFoundError, PermissionError, IsADirectoryError):
+            return None
+        except Exception as error:
+            # Some stores answer "forbidden" for what is not there.
+            if getattr(error, "status", None) in (401, 403, 404, 410):
+                return None
+            raise
+
+    return _patiently(path, "the file", attempt)
+
+
+def sha256_remote(path: str, size_bytes: int, identity: str) -> str:
+    """Checksum of a file, read piece by piece.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    digest = hashlib.sha256()
+    for first in range(0, size_bytes, FETCH_BYTES):
+        digest.update(read_remote(path, first, min(FETCH_BYTES, size_bytes - first), identity))
+    return digest.hexdigest()
 
 
 def glob_remote(pattern: str) -> list[str]:

@@ -7,6 +7,7 @@ NumPy wrote with a header is recognised and its header skipped; it is never read
 import glob
 import io
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +17,16 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.lib import format as npy_format
 
-from olmo_hf.data.remote import describe_remote, glob_remote, is_remote, read_remote
+from olmo_hf.data.remote import describe_remote, glob_remote, is_remote, read_remote, refuses_changed
 from olmo_hf.errors import DataError
 
 TOKEN_DTYPES = {"uint8": 255, "uint16": 2**16 - 1, "uint32": 2**32 - 1, "uint64": 2**64 - 1}
 """Names a token type may have, and the largest id each holds."""
 
 GLOB_CHARACTERS = "*?["
+
+CONFIRM_SECONDS = 60.0
+"""How long a remote file is taken for unchanged where the server does not compare it with every read."""
 
 MAX_OPEN_FILES = 256
 """Files a process keeps open: below the usual limit of 1,024 per process, above what a few batches touch."""
@@ -200,7 +204,7 @@ class TokenReader:
 
     def __init__(self) -> None:
         self._descriptors: OrderedDict[str, int] = OrderedDict()
-        self._confirmed: dict[str, int] = {}
+        self._confirmed: dict[str, tuple[int, float]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -241,13 +245,18 @@ class TokenReader:
         return np.frombuffer(content, file.dtype)
 
     def _confirm(self, file: TokenFile) -> None:
-        """Asks once in every process whether a remote file is still the one that was opened at the start."""
-        if self._confirmed.get(file.path) == os.getpid():
+        """Asks in every process whether a remote file is still the one that was opened at the start.
+
+        Once, where the server compares the file with every read; elsewhere again after a while.
+        """
+        process, seconds = self._confirmed.get(file.path, (-1, 0.0))
+        recent = refuses_changed(file.path, file.identity) or time.monotonic() - seconds < CONFIRM_SECONDS
+        if process == os.getpid() and recent:
             return
         size_bytes, identity = describe_remote(file.path)
         if (size_bytes, identity) != (file.size_bytes, file.identity):
             raise DataError(f"{file.path}: was changed since the start. Restore it and start again")
-        self._confirmed[file.path] = os.getpid()
+        self._confirmed[file.path] = (os.getpid(), time.monotonic())
 
     def _open(self, file: TokenFile) -> int:
         descriptor = os.open(file.path, os.O_RDONLY)

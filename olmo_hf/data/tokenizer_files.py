@@ -67,11 +67,12 @@ class TokenizerFiles:
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
-    """Byte-level byte-pair encoding with an end-of-text (id 0) and a padding token (id 1).
+    """Byte-level byte-pair encoding of `vocab_size` entries, and before them end of text (id 0) and padding (id 1).
 
     Any text can be encoded and comes back unchanged. The same texts give the same tokenizer.
     """
-    smallest = 2 + len(pre_tokenizers.ByteLevel.alphabet())
+    special_tokens = [EOS_TOKEN, PAD_TOKEN]
+    smallest = len(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < smallest:
         raise DataError(f"--train-tokenizer: found {vocab_size}, expected {smallest} or more (every byte is a token)")
     tokenizer = Tokenizer(models.BPE())
@@ -83,8 +84,8 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[EOS_TOKEN, PAD_TOKEN],
+        vocab_size=vocab_size + len(special_tokens),
+        special_tokens=special_tokens,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

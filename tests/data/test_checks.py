@@ -207,6 +207,6 @@ def test_ten_thousand_files_are_checked_in_linear_time(tmp_path: Path, monkeypat
         reads.append(folder)
         return read_manifest(folder)
 
-    monkeypatch.setattr("olmo_hf.data.checks.read_manifest", counted)
+    monkeypatch.setattr("olmo_hf.data.manifest_lookup.read_manifest", counted)
     assert check(args(str(tmp_path / "*.npy"), dtype=None), batch=20_000) == []
     assert len(reads) == 1

@@ -1,105 +1,25 @@
 """Remote token files, over a loopback server that behaves and misbehaves."""
 
 import hashlib
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from olmo_hf.data import remote
+from olmo_hf.data import remote, token_files
 from olmo_hf.data.args import DataArgs
 from olmo_hf.data.checks import check_data, resolve_files
+from olmo_hf.data.manifest import FORMAT, VERSION, ManifestFile
+from olmo_hf.data.manifest_lookup import _remote_manifest, manifest_beside, tokenizer_beside
 from olmo_hf.data.memmap import MemMapDataset
 from olmo_hf.data.remote import describe_remote, fetch, read_remote
 from olmo_hf.data.token_checks import TokenLimits
 from olmo_hf.data.token_files import expand_paths
 from olmo_hf.errors import DataError
-
-CONTENT = (np.arange(1_000) * 7 % 500).astype(np.uint16)
-
-
-class Server(ThreadingHTTPServer):
-    """Serves `files`; `faults` are used up one per ranged read: drop, truncate, error or deny."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files: dict[str, bytes] = {"/a.npy": CONTENT.tobytes()}
-        self.faults: list[str] = []
-        self.ranges = True
-        self.reads: list[tuple[str, str | None]] = []
-
-    def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.server_port}{path}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Server
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def _headers(self, status: int, length: int, etag: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(length))
-        self.send_header("ETag", etag)
-        self.end_headers()
-
-    def _content(self) -> tuple[bytes, str] | None:
-        content = self.server.files.get(self.path)
-        if content is None:
-            self._headers(404, 0, '""')
-            return None
-        return content, f'"{hashlib.md5(content).hexdigest()}"'
-
-    def do_HEAD(self) -> None:
-        if (found := self._content()) is not None:
-            self._headers(200, len(found[0]), found[1])
-
-    def do_GET(self) -> None:
-        if (found := self._content()) is None:
-            return
-        content, etag = found
-        asked = self.headers.get("Range")
-        self.server.reads.append((self.path, asked))
-        if self.headers.get("If-Match", etag) != etag:
-            return self._headers(412, 0, etag)
-        fault = self.server.faults.pop(0) if self.server.faults else ""
-        if fault == "drop":
-            self.close_connection = True
-            return self.connection.close()
-        if fault in ("error", "deny"):
-            return self._headers(503 if fault == "error" else 403, 0, etag)
-        if asked is not None and self.server.ranges:
-            first, last = asked.removeprefix("bytes=").split("-")
-            content = content[int(first) : int(last) + 1]
-        if fault == "short":
-            content = content[: len(content) // 2]
-        self._headers(206 if asked else 200, len(content), etag)
-        if fault == "truncate":
-            self.wfile.write(content[: len(content) // 2])
-            self.close_connection = True
-            return None
-        self.wfile.write(content)
-        return None
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(remote, "FIRST_PAUSE_SECONDS", 0.001)
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+from tests.data.web_server import CONTENT, Server
 
 
 def dataset(*urls: str, **options) -> MemMapDataset:
@@ -257,3 +177,81 @@ def test_datasets_streams_remote_files(server: Server) -> None:
         streaming=True,
     )["train"]
     assert np.concatenate([row["input_ids"] for row in stream]).tolist() == CONTENT.tolist()
+
+
+def with_manifest(server: Server, **changes: object) -> DataArgs:
+    """The file of the server in a prepared folder; the section says nothing about it."""
+    content = CONTENT.tobytes()
+    file = ManifestFile("00000.npy", 1_000, 3, 2_000, hashlib.sha256(content).hexdigest())
+    manifest = {
+        "token_dtype": "uint16",
+        "vocab_size": 500,
+        "eos_token_id": 0,
+        "pad_token_id": 1,
+        "tokenizer": "../tokenizer",
+        "tokenizer_sha256": "",
+        "num_documents": 3,
+        "num_tokens": 1_000,
+        "files": [asdict(file) | changes],
+    }
+    text = json.dumps({"format": FORMAT, "version": VERSION, **manifest})
+    _remote_manifest.cache_clear()
+    server.files = {"/data/train/00000.npy": content, "/data/train/manifest.json": text.encode()}
+    return DataArgs(paths=(server.url("/data/train/00000.npy"),), sequence_length=10, check="full")
+
+
+def test_the_manifest_beside_a_remote_file_counts(server: Server, tmp_path: Path) -> None:
+    limits = TokenLimits(vocab_size=500, eos_token_id=0)
+    section = with_manifest(server)
+    assert resolve_files(section).token_dtype == "uint16"
+    assert check_data(section, limits=limits) == []
+    assert check_data(replace(section, cache_dir=str(tmp_path)), limits=limits) == []
+    assert tokenizer_beside(section.paths[0]) == server.url("/data/tokenizer")
+    wrong_eos = check_data(section, limits=TokenLimits(vocab_size=500, eos_token_id=3))
+    assert "its documents end with id 0 (manifest), the model's end of text is 3" in wrong_eos[0]
+    for changes, said in (
+        ({"size_bytes": 1_998}, "the manifest says 1,998"),
+        ({"sha256": "0"}, "its checksum is not"),
+    ):
+        section = with_manifest(server, **changes)
+        for one in (section, replace(section, cache_dir=str(tmp_path))):
+            (problem,) = check_data(one, limits=limits)
+            assert problem.startswith(section.paths[0])
+            assert said in problem
+
+
+def test_a_remote_folder_without_a_manifest(server: Server) -> None:
+    _remote_manifest.cache_clear()
+    url = server.url("/a.npy")
+    assert manifest_beside(url) is None
+    with pytest.raises(DataError, match=r"data\.token_dtype: is not set and no manifest"):
+        resolve_files(DataArgs(paths=(url,), sequence_length=10))
+    # What a server says instead of "not found" is no manifest; half of one is not passed over.
+    server.files["/b/manifest.json"] = b"<html>Nothing here</html>"
+    assert manifest_beside(server.url("/b/x.npy")) is None
+    server.files["/c/manifest.json"] = json.dumps({"format": FORMAT, "version": VERSION}).encode()[:-5]
+    with pytest.raises(DataError, match="cannot be read"):
+        manifest_beside(server.url("/c/x.npy"))
+    assert manifest_beside(server.url("/c/x.npy?signature=abc")) is None
+
+
+def test_a_folder_is_asked_for_its_manifest_once(server: Server) -> None:
+    section = with_manifest(server)
+    server.files |= {f"/data/train/{i:05d}.npy": CONTENT.tobytes() for i in range(1, 30)}
+    section = replace(section, paths=tuple(server.url(f"/data/train/{i:05d}.npy") for i in range(30)), check="quick")
+    assert check_data(section, limits=TokenLimits(vocab_size=500)) == []
+    asked = [path for path, _ in server.reads if path.endswith("manifest.json")]
+    assert len(asked) == 1
+
+
+def test_where_the_server_compares_nothing_a_change_is_noticed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/changing/a.npy", CONTENT.tobytes())
+    data = dataset("memory://changing/a.npy")
+    assert data[0]["input_ids"].tolist() == CONTENT[:10].tolist()
+    memory.pipe("/changing/a.npy", CONTENT[:-1].tobytes())
+    monkeypatch.setattr(token_files, "CONFIRM_SECONDS", 0.0)
+    with pytest.raises(DataError, match=r"changing/a\.npy: was changed since the start"):
+        data[0]

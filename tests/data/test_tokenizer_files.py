@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_trained_tokenizer(folder: Path) -> None:
     files = read_tokenizer(folder)
-    assert (files.vocab_size, files.eos_token_id, files.pad_token_id) == (400, 0, 1)
+    assert (files.vocab_size, files.eos_token_id, files.pad_token_id) == (402, 0, 1)
     raw = raw_tokenizer(folder)
     for text in (*TRICKY_TEXTS, "\x00\x7f", "unseen \u0416"):
         assert raw.decode(raw.encode(text).ids, skip_special_tokens=False) == text
@@ -50,7 +50,7 @@ def test_training_is_deterministic(folder: Path, tmp_path: Path) -> None:
 
 
 def test_too_small_a_vocabulary() -> None:
-    with pytest.raises(DataError, match="found 100, expected 258 or more"):
+    with pytest.raises(DataError, match="found 100, expected 256 or more"):
         train_tokenizer(iter(TEXTS), 100)
 
 
@@ -74,7 +74,7 @@ def misread(folder: Path) -> Path:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
+        vocab_size=402,
         special_tokens=[EOS_TOKEN, PAD_TOKEN],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -118,7 +118,7 @@ def test_end_of_text_must_be_named(folder: Path, tmp_path: Path) -> None:
 
 def test_a_tokenizer_in_place_is_left_alone(folder: Path) -> None:
     before = (folder / "tokenizer.json").stat().st_mtime_ns
-    assert take_over_tokenizer(str(folder), folder, eos_token=None).vocab_size == 400
+    assert take_over_tokenizer(str(folder), folder, eos_token=None).vocab_size == 402
     assert (folder / "tokenizer.json").stat().st_mtime_ns == before
 
 
