@@ -18,7 +18,7 @@ from olmo_hf.model.args import ModelArgs
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
 from olmo_hf.model.init import initialize_weights
 from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
-from olmo_hf.model.presets import preset_fields
+from olmo_hf.model.presets import FOLLOWS_THE_TOKENIZER, preset_fields
 
 # Embeddings with a multiple of this many rows run faster on GPUs.
 VOCAB_MULTIPLE = 128
@@ -83,6 +83,8 @@ def build_config(
     if max_position_embeddings is not None:
         problems += _fit_sequence_length(fields, args, max_position_embeddings)
     if tokenizer is not None:
+        if args.preset in FOLLOWS_THE_TOKENIZER and "vocab_size" not in args.config:
+            del fields["vocab_size"]
         problems += _fit_tokenizer(fields, args.config, tokenizer)
     try:
         config = OlmoHfConfig(**fields)

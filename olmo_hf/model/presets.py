@@ -37,9 +37,12 @@ def _size(width: int, layers: int, heads: int, inner: int) -> dict[str, int]:
     }
 
 
+FOLLOWS_THE_TOKENIZER = ("olmo2_tiny",)
+"""Presets that belong to no published tokenizer: the run's tokenizer decides the size of the vocabulary."""
+
 PRESETS: dict[str, dict[str, Any]] = {
-    # A few million parameters for a laptop; eos and pad come from the tokenizer of the run.
-    "olmo2_tiny": _OLMO2 | _size(192, 4, 6, 512) | {"vocab_size": 4096, "max_position_embeddings": 512},
+    # A few million parameters for a laptop; without a tokenizer it has room for that of the quickstart.
+    "olmo2_tiny": _OLMO2 | _size(192, 4, 6, 512) | {"vocab_size": 4224, "max_position_embeddings": 512},
     "olmo2_1b": _DOLMA2 | _OLMO2 | _size(2048, 16, 16, 8192),
     "olmo2_7b": _DOLMA2 | _OLMO2 | _size(4096, 32, 32, 11_008),
     "olmo2_13b": _DOLMA2 | _OLMO2 | _size(5120, 40, 40, 13_824),

@@ -62,7 +62,7 @@ def test_tokenizer_completes_the_architecture(tokenizer):
     assert (config.vocab_size, config.tokenizer_vocab_size) == (128, 100)
     assert (config.eos_token_id, config.pad_token_id) == (0, 1)
     config = build_config(ModelArgs(preset="olmo2_tiny"), tokenizer=tokenizer)
-    assert (config.vocab_size, config.tokenizer_vocab_size, config.eos_token_id) == (4096, 100, 0)
+    assert (config.vocab_size, config.tokenizer_vocab_size, config.eos_token_id) == (128, 100, 0)
 
 
 def test_tokenizer_that_does_not_fit_is_refused(tokenizer):
