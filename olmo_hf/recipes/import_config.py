@@ -13,7 +13,7 @@ from olmo_hf.args import RunArgs
 from olmo_hf.config_file import run_from_tree
 from olmo_hf.errors import ConfigError
 from olmo_hf.recipes.ledger import STATUSES, Ledger, Verdict
-from olmo_hf.recipes.original_defaults import flat_defaults
+from olmo_hf.recipes.original_defaults import flat_defaults, is_of_its_type
 from olmo_hf.recipes.original_file import OriginalFile, flatten, read_original
 from olmo_hf.recipes.translate_data import translate_data, translate_evaluators
 from olmo_hf.recipes.translate_model import (
@@ -79,7 +79,10 @@ def import_config(path: Path, overrides: Sequence[str] = (), *, executed: bool =
     ledger = Ledger(_given(original), defaults, executed)
     for key, reason in original.unresolved.items():
         ledger.verdicts[key] = Verdict(key, ledger.given[key], "refused", note=f"{reason}; give --{key}=VALUE")
-    ledger.given = {key: value for key, value in ledger.given.items() if key not in original.unresolved}
+    for key, value in ledger.given.items():
+        if key not in original.unresolved and not is_of_its_type(key, value):
+            ledger.verdicts[key] = Verdict(key, value, "refused", note="the original takes no such value here")
+    ledger.given = {key: value for key, value in ledger.given.items() if key not in ledger.verdicts}
     launch_file = _translate(ledger, original)
     for key in ledger.below(""):
         ledger.refuse(key, "the original has no such key" if key not in defaults else "its form is not understood")
@@ -97,7 +100,8 @@ def _translate(ledger: Ledger, original: OriginalFile) -> str:
     model = model if isinstance(model, dict) else {}
     data = data if isinstance(data, dict) else {}
     listed = original.tree.get("evaluators")
-    sequence_length = int(model.get("max_sequence_length", _ORIGINAL_SEQUENCE_LENGTH))
+    length = model.get("max_sequence_length")
+    sequence_length = length if isinstance(length, int) else _ORIGINAL_SEQUENCE_LENGTH
     translate_name(ledger)
     translate_model(ledger, model)
     translate_tokenizer(ledger)

@@ -139,6 +139,68 @@ BLOCKS: dict[str, dict[str, Any]] = {
 }
 
 
+# What a key holds whose default is null, or whose default is a whole number though fractions are allowed.
+TYPES: dict[str, tuple[type, ...]] = {
+    "run_name": (str,),
+    "epoch": (int,),
+    "fast_forward_batches": (int,),
+    "remote_save_folder": (str,),
+    "save_interval_unsharded": (int,),
+    "save_interval_ephemeral": (int,),
+    "load_path": (str,),
+    "max_duration": (int, str),
+    "max_grad_norm": (float,),
+    "max_grad_norm_ratio": (float,),
+    "precision": (str,),
+    "time_limit": (float,),
+    "early_stopping_factor": (float,),
+    "stop_at": (int,),
+    "stop_after": (int,),
+    "activation_checkpointing": (str, bool),
+    "fused_loss": (bool,),
+    "module_outputs_save_steps": (list,),
+    "optimizer.no_decay_norm_and_bias": (bool,),
+    "optimizer.metrics_log_interval": (int,),
+    "scheduler.t_warmup": (float,),
+    "scheduler.t_max": (float,),
+    "scheduler.grad_clip_warmup_steps": (float,),
+    "scheduler.grad_clip_warmup_factor": (float,),
+    "scheduler.warmup_min_lr": (float,),
+    "data.paths": (list, str),
+    "data.label_mask_paths": (list,),
+    "data.prefetch_factor": (int,),
+    "data.seed": (int,),
+    "compile.mode": (str,),
+}
+
+NULL_MEANS_SOMETHING = (
+    "gen1_gc_interval",
+    "save_interval",
+    "tokenizer.identifier",
+    "eval_interval",
+    "wandb.entity",
+    "wandb.tags",
+    "fsdp.precision",
+)
+"""Keys with a default that may be null all the same."""
+
+
+def is_of_its_type(key: str, value: Any) -> bool:
+    """Whether the original would take the value; keys that it does not know are judged elsewhere."""
+    defaults = flat_defaults()
+    if key not in defaults:
+        return True
+    default = defaults[key]
+    if value is None:
+        return default is None or key in NULL_MEANS_SOMETHING
+    kinds = TYPES.get(key, () if default is None else (type(default),))
+    if not kinds:
+        return True
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, kinds) or (isinstance(value, int) and float in kinds)
+
+
 def flat_defaults() -> dict[str, Any]:
     """All of them by dotted key, blocks included."""
     return TOP | {f"{block}.{name}": value for block, keys in BLOCKS.items() for name, value in keys.items()}

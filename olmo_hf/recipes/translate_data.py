@@ -130,10 +130,10 @@ def translate_evaluators(ledger: Ledger, evaluators: Sequence[Any], *, sequence_
     ledger.judge("eval_subset_num_batches", "translated" if limits else "without effect", "", note)
 
 
-def _most_instances(evaluator: Mapping[str, Any], subset: Any, batch: Any) -> int | None:
+def _most_instances(evaluator: Mapping[str, Any], subset: int, batch: int) -> int | None:
     own, size = evaluator.get("subset_num_batches"), evaluator.get("device_eval_batch_size")
-    batches = subset if own is None else own
-    return None if batches is None or batches <= 0 else int(batches) * int(batch if size is None else size)
+    batches = own if isinstance(own, int) else subset
+    return None if batches <= 0 else batches * (size if isinstance(size, int) else batch)
 
 
 def _perplexity(evaluator: Mapping[str, Any], most: int | None, sequence_length: int) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
+
 from olmo_hf.errors import ConversionError
 from olmo_hf.model.activation_checkpointing import STRATEGIES
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
@@ -71,7 +73,7 @@ def translate_model(ledger: Ledger, model: Mapping[str, Any]) -> OlmoHfConfig | 
             ledger.refuse(f"model.{name}", "the original's model has no such key")
     try:
         config, _ = config_from_original(known)
-    except (ConversionError, ValueError, TypeError) as error:
+    except (ConversionError, StrictDataclassError, ValueError, TypeError) as error:
         for name in known:
             ledger.refuse(f"model.{name}", f"the model as a whole cannot be expressed: {_last_line(error)}")
         return None

@@ -17,6 +17,7 @@ from olmo_hf.model.conversion.architecture import config_from_original
 from olmo_hf.recipes.any_file import load_any_run, split_by_style
 from olmo_hf.recipes.import_config import Imported, import_config, report_json, report_lines, to_yaml
 from olmo_hf.recipes.ledger import STATUSES
+from olmo_hf.recipes.original_defaults import flat_defaults
 from olmo_hf.recipes.original_file import flatten
 from tests.recipes.original import BASE, write
 
@@ -258,6 +259,37 @@ def test_what_cannot_be_replaced_is_refused_with_its_reason(imported, text, reas
     assert [verdict.key for verdict in found.ledger.refused()] == ["save_folder"]
     assert reason in found.ledger.verdicts["save_folder"].note
     assert "--save_folder=" in found.ledger.verdicts["save_folder"].note
+
+
+ODD = [pytest.param(odd, marks=pytest.mark.slow) for odd in (None, 3, [], ["x"], True, [{"label": None}])]
+
+
+@pytest.mark.parametrize("odd", ["100ba", *ODD], ids=repr)
+def test_odd_values_are_refused_and_break_nothing(tmp_path, odd):
+    interpolated = {"device_eval_batch_size", "device_train_microbatch_size", "run_name"}  # named by other keys
+    for key in sorted((set(flatten(BASE)) | set(flat_defaults())) - interpolated):
+        path = write(tmp_path, {key: odd})
+        found = import_config(path)
+        assert set(found.ledger.verdicts) == keys_of(path), key
+
+
+def test_a_configuration_of_another_time_is_read_as_far_as_it_goes(imported):
+    found = imported(
+        {
+            "scheduler.t_warmup": "100ba",
+            "algorithms": {"gradient_clipping": {"clipping_threshold": 1.0}},
+            "load_weights_only": False,
+            "save_interval": "1000ba",
+        }
+    )
+    refused = {verdict.key for verdict in found.ledger.refused()}
+    assert refused == {
+        "scheduler.t_warmup",
+        "algorithms.gradient_clipping.clipping_threshold",
+        "load_weights_only",
+        "save_interval",
+    }
+    assert found.open_problems == ()
 
 
 def test_the_report_for_programs_holds_every_key(imported):
