@@ -63,6 +63,13 @@ class LearningTrainer(UpdatingTrainer):
 
     # ---- loss ----
 
+    def _set_signature_columns_if_needed(self) -> None:
+        """Identical to `Trainer` except that labels are kept for a model that does not take them: the loss is here."""
+        super()._set_signature_columns_if_needed()
+        columns = cast(list[str], self._signature_columns)
+        if "labels" not in columns:
+            columns.append("labels")
+
     def _get_num_items_in_batch(
         self, batch_samples: list[dict[str, Any]], device: torch.device
     ) -> torch.Tensor | None:
@@ -170,10 +177,20 @@ class LearningTrainer(UpdatingTrainer):
         return clock if self.args.bolt_on_warmup > 0 and self.args.reset_optimizer else None
 
     def _tokens_per_step(self) -> int:
-        dataset = self.train_dataset
-        return (
-            dataset.global_batch_size * dataset.dataset.sequence_length if isinstance(dataset, OrderedDataset) else 0
-        )
+        """Tokens of a global batch, by the length of the first row; the clock is corrected before every update."""
+        dataset: Any = self.train_dataset
+        if isinstance(dataset, OrderedDataset):
+            return dataset.global_batch_size * dataset.dataset.sequence_length
+        args = self.args
+        first = dataset[0] if hasattr(dataset, "__len__") and len(dataset) > 0 else {}
+        if "input_ids" in first:
+            return self.get_total_train_batch_size(args) * len(first["input_ids"])
+        if args.scheduler is not None and args.scheduler.units == "tokens" and args.max_tokens is None:
+            raise ConfigError(
+                "scheduler.units: found 'tokens', but this data set does not tell the length of its rows; set "
+                "max_tokens, the tokens of the whole run"
+            )
+        return 0
 
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
         """Identical to `Trainer` except that tokens of all ranks are counted on the host, once per optimizer step."""

@@ -69,14 +69,21 @@ class TokenClockLR(LRScheduler):
             self.tokens_seen += self.tokens_per_step
         super().step()
 
-    def set_clock(self, *, step: int, tokens_seen: int) -> None:
+    def set_clock(self, *, step: int, tokens_seen: int, tokens_per_step: int | None = None) -> None:
         """Puts the clock where the run stands and writes the next update's rates into the optimizer's groups.
 
-        Needed after the optimizer's state was loaded (which brings back the rates of the checkpoint) and where a batch
-        was read without an update (an overflow in float16).
+        Needed after the optimizer's state was loaded (which brings back the rates of the checkpoint), where a batch
+        was read without an update (an overflow in float16), and where batches differ in length.
+
+        Args:
+            step: updates already done.
+            tokens_seen: tokens already trained on.
+            tokens_per_step: tokens of the next global batch; None leaves it as it was.
         """
         self.completed_steps = step
         self.tokens_seen = tokens_seen
+        if tokens_per_step is not None:
+            self.tokens_per_step = tokens_per_step
         self._update_lr()
 
     def state_dict(self) -> dict[str, Any]:

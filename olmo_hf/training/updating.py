@@ -141,10 +141,17 @@ class UpdatingTrainer(Trainer):
         self._step_ce, self._step_z = torch.zeros_like(self._step_ce), torch.zeros_like(self._step_z)
 
     def _set_clock(self) -> None:
-        """Brings the schedule to where the run stands: an overflow in float16 reads a batch without stepping it."""
+        """Brings the schedule to where the run stands, and to the tokens that were really read for this update.
+
+        An overflow in float16 reads a batch without stepping the schedule; a data set without an order of its own may
+        have batches of any length.
+        """
         clock = self.lr_scheduler
-        if isinstance(clock, TokenClockLR) and clock.completed_steps != self.state.global_step:
-            clock.set_clock(step=self.state.global_step, tokens_seen=self._tokens_before_step())
+        if not isinstance(clock, TokenClockLR):
+            return
+        now = (self.state.global_step, self._tokens_before_step(), self._step_tokens)
+        if (clock.completed_steps, clock.tokens_seen, clock.tokens_per_step) != now:
+            clock.set_clock(step=now[0], tokens_seen=now[1], tokens_per_step=now[2])
 
     def _collect_details(self) -> None:
         """On the steps that ask for it: what every tensor looks like, and a note to the optimizer to tell more."""
