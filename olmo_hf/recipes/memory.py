@@ -91,7 +91,7 @@ def estimate_memory(
         gradients *= 2  # DDP exchanges gradients through buckets of their size
     return Memory(
         weights=FLOAT32_BYTES * count.total // shards,
-        weight_copies=_weight_copies(settings, count, kept_copies_bytes),
+        weight_copies=_weight_copies(settings, count, num_layers, kept_copies_bytes),
         gradients=gradients,
         optimizer=optimizer_bytes(settings.optimizer, count, num_layers) // shards,
         activations=activation_bytes,
@@ -105,14 +105,14 @@ def optimizer_bytes(optimizer: str, count: ParameterCount, num_layers: int) -> i
     return total - FLOAT32_BYTES * num_layers * count.per_layer if optimizer == "muon" else total
 
 
-def _weight_copies(settings: MemorySettings, count: ParameterCount, kept_copies_bytes: int) -> int:
+def _weight_copies(settings: MemorySettings, count: ParameterCount, num_layers: int, kept_copies_bytes: int) -> int:
     if settings.shards == 1:
         return kept_copies_bytes
     if settings.sharding == "grad":
         return settings.product_bytes * count.total
-    outer = count.total - count.per_layer  # at most: embedding and head, which are gathered together
-    largest = max(count.per_layer, min(outer, 2 * count.embedding))
-    return settings.product_bytes * (UNSHARDED_LAYERS * count.per_layer + largest)
+    # Embedding, last norm and head are one unit, which stays whole from the first layer's pass to its backward pass.
+    outer = count.total - num_layers * count.per_layer
+    return settings.product_bytes * (UNSHARDED_LAYERS * count.per_layer + outer)
 
 
 def _logits(settings: MemorySettings, vocab_size: int) -> int:
