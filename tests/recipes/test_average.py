@@ -147,14 +147,3 @@ def test_weights_that_are_no_numbers_leave_nothing_behind(three, tmp_path):
     with pytest.raises(ConversionError, match=r"model\.norm\.weight holds numbers that are not finite"):
         average(open_ingredients(three), tmp_path / "soup")
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_from_the_command_line(three, tmp_path, capsys):
-    words = ["average", *map(str, three)]
-    assert main([*words, "--check"]) == 0
-    assert "agree" in capsys.readouterr().out
-    assert main([*words, "-o", str(tmp_path / "soup"), "--weights", "1", "1", "2"]) == 0
-    assert "share 0.5" in capsys.readouterr().out
-    assert main([*words, "-o", str(tmp_path / "soup")]) == 2
-    assert "exists" in capsys.readouterr().err
-    assert main(words) == 2
