@@ -4,48 +4,58 @@ from pathlib import Path
 
 import pytest
 
+from olmo_hf.training import commit
 from tests import runs
+from tests.crash.conftest import MODES, Undisturbed
+from tests.forks import Forks
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("undisturbed")
-    runs.run(runs.write_run(directory))
-    return directory / "run"
+def test_an_undisturbed_run_logs_every_step(undisturbed: Undisturbed) -> None:
+    run_dir = undisturbed["one"]
+    assert sorted(runs.losses(run_dir)) == list(range(1, runs.STEPS + 1))
+    assert sorted(p.name for p in run_dir.glob("checkpoint-*")) == ["checkpoint-12", "checkpoint-6"]
 
 
-def test_an_undisturbed_run_logs_every_step(undisturbed: Path) -> None:
-    assert sorted(runs.losses(undisturbed)) == list(range(1, runs.STEPS + 1))
-    assert sorted(p.name for p in undisturbed.glob("checkpoint-*")) == ["checkpoint-12", "checkpoint-6"]
-
-
-@pytest.mark.parametrize("step", [3, 9])
-def test_killed_between_saves(undisturbed: Path, tmp_path: Path, step: int) -> None:
+def test_killed_between_saves_from_the_command_line(undisturbed: Undisturbed, tmp_path: Path) -> None:
     config = runs.write_run(tmp_path)
     process = runs.start(config)
-    runs.kill_when(process, lambda: step in runs.logged_steps(tmp_path / "run"))
+    runs.kill_when(process, lambda: 3 in runs.logged_steps(tmp_path / "run"))
     text = runs.run(config)
     assert "starts" in text
-    runs.same_run(tmp_path / "run", undisturbed)
+    runs.same_run(tmp_path / "run", undisturbed["one"])
 
 
-@pytest.mark.parametrize("stage", ["model", "manifest"])
-def test_killed_in_the_middle_of_a_save(undisturbed: Path, tmp_path: Path, stage: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "moment"),
+    [
+        pytest.param("one", "6 model 0", id="one-model"),
+        pytest.param("one", "6 manifest 0", id="one-manifest"),
+        pytest.param("one", "6 done 0", id="one-done"),
+        pytest.param("async", "6 optimizer 0", id="async-optimizer"),
+        pytest.param("ddp", "6 model 1", id="ddp-rank-1"),
+        pytest.param("fsdp2", "6 state 1", id="fsdp2-rank-1"),
+        pytest.param("fsdp2-async", "6 manifest 0", id="fsdp2-async-manifest"),
+    ],
+)
+def test_killed_inside_a_save(undisturbed: Undisturbed, forks: Forks, tmp_path: Path, mode: str, moment: str) -> None:
+    way = MODES[mode]
+    config, run_dir = runs.write_run(tmp_path, **way.training), tmp_path / "run"
+    launch = forks.start(config, ranks=way.ranks, prepare="tests.crash.die_in_save", DIE_AT=moment, **way.env)
+    codes = launch.wait()
+    assert -9 in codes, "it died inside the save"
+    if "done" not in moment:
+        assert (run_dir / ".staging-checkpoint-6").is_dir()
+        assert not (run_dir / "checkpoint-6").exists()
+        assert commit.newest_whole(run_dir)[0] == run_dir / "checkpoint-4"
+    forks.run(config, ranks=way.ranks, **way.env)
+    assert not list(run_dir.glob(".staging*"))
+    runs.same_run(run_dir, undisturbed[mode])
+
+
+def test_a_finished_run_stays_as_it_is(forks: Forks, tmp_path: Path) -> None:
     config = runs.write_run(tmp_path)
-    script = Path(__file__).parent / "killed_in_save.py"
-    process = runs.start(config, script=script, KILL_AT_STEP="6", KILL_AT_STAGE=stage)
-    assert process.wait(timeout=240) == -9
-    assert (tmp_path / "run" / ".staging-checkpoint-6").is_dir(), "it died inside the save"
-    assert (tmp_path / "run" / "latest").resolve().name == "checkpoint-4"
-    runs.run(config)
-    assert not list((tmp_path / "run").glob(".staging*"))
-    runs.same_run(tmp_path / "run", undisturbed)
-
-
-def test_a_finished_run_stays_as_it_is(undisturbed: Path, tmp_path: Path) -> None:
-    config = runs.write_run(tmp_path)
-    runs.run(config)
+    forks.run(config)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").glob("checkpoint-*/*")}
-    runs.run(config)
+    forks.run(config)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").glob("checkpoint-*/*")} == before
     assert runs.logged_steps(tmp_path / "run") == list(range(1, runs.STEPS + 1))
