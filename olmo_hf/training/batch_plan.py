@@ -101,37 +101,24 @@ def plan_batches(
         ConfigError: carries every problem found: sizes that do not divide, data smaller than one batch, lengths that
             are none.
     """
-    problems = _batch_problems(training, world_size=world_size, num_instances=num_instances)
-    if training.max_duration is None:
-        problems.append(
-            'training.max_duration is not set: say how long to train, e.g. 1000 (steps), "1ep" or "5e9T" (tokens)'
-        )
-    for key in ("stop_at", "stop_after"):
-        value = getattr(training, key)
-        if value is not None and value < 1:
-            problems.append(f"training.{key} is {value}, but must be at least 1: leave it out to run to max_duration")
+    problems = [
+        *_batch_problems(training, world_size=world_size, num_instances=num_instances),
+        *_length_problems(training),
+    ]
     if problems:
         raise ConfigError(problems)
 
     global_batch = global_batch_size(training, world_size)
     tokens_per_step = global_batch * sequence_length
     steps_per_epoch = num_instances // global_batch
+    units = {"tokens_per_step": tokens_per_step, "steps_per_epoch": steps_per_epoch}
     max_steps, max_tokens = (
-        measure(
-            training.max_duration,
-            tokens_per_step=tokens_per_step,
-            steps_per_epoch=steps_per_epoch,
-            step=step,
-            tokens_seen=tokens_seen,
-        )
+        measure(training.max_duration, step=step, tokens_seen=tokens_seen, **units)
         for measure in (duration_in_steps, duration_in_tokens)
     )
     stops = [max_steps, training.stop_at, None if training.stop_after is None else step + training.stop_after]
     start = Length(step, tokens_seen)
     end = Length(max_steps, max_tokens)
-
-    units = {"tokens_per_step": tokens_per_step, "steps_per_epoch": steps_per_epoch}
-
     return BatchPlan(
         per_device_train_batch_size=training.per_device_train_batch_size,
         gradient_accumulation_steps=global_batch // (world_size * training.per_device_train_batch_size),
@@ -145,11 +132,7 @@ def plan_batches(
         start=start,
         warmup=_warmup_end(training.scheduler, start, tokens_per_step),
         horizon=_horizon(training.scheduler, start, end, tokens_per_step),
-        save_intervals=SaveIntervals(
-            permanent=save_interval(training.save_interval, key="training.save_interval", **units),
-            ephemeral=save_interval(training.save_interval_ephemeral, key="training.save_interval_ephemeral", **units),
-            unsharded=save_interval(training.save_interval_unsharded, key="training.save_interval_unsharded", **units),
-        ),
+        save_intervals=_save_intervals(training, **units),
         eval_interval_steps=interval_in_steps(eval_interval, key="evaluation.interval", **units),
     )
 
@@ -159,6 +142,27 @@ def global_batch_size(training: TrainingArgs, world_size: int) -> int:
     if training.global_train_batch_size is None:
         return training.per_device_train_batch_size * world_size
     return training.global_train_batch_size
+
+
+def _save_intervals(training: TrainingArgs, **units: int) -> SaveIntervals:
+    return SaveIntervals(
+        permanent=save_interval(training.save_interval, key="training.save_interval", **units),
+        ephemeral=save_interval(training.save_interval_ephemeral, key="training.save_interval_ephemeral", **units),
+        unsharded=save_interval(training.save_interval_unsharded, key="training.save_interval_unsharded", **units),
+    )
+
+
+def _length_problems(training: TrainingArgs) -> list[str]:
+    problems = []
+    if training.max_duration is None:
+        problems.append(
+            'training.max_duration is not set: say how long to train, e.g. 1000 (steps), "1ep" or "5e9T" (tokens)'
+        )
+    for key in ("stop_at", "stop_after"):
+        value = getattr(training, key)
+        if value is not None and value < 1:
+            problems.append(f"training.{key} is {value}, but must be at least 1: leave it out to run to max_duration")
+    return problems
 
 
 def _batch_problems(training: TrainingArgs, *, world_size: int, num_instances: int) -> list[str]:
