@@ -53,6 +53,7 @@ setup(
             "moto[s3]>=5.2",
             "flask",
             "flask-cors",
+            "peft>=0.21",
         ],
     },
     entry_points={"console_scripts": ["olmo-hf = olmo_hf.cli.main:main"]},

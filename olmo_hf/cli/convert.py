@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--original-format",
         choices=("pt", "safetensors"),
         default="pt",
-        help="for --to original: model.pt, which all its tools read (default), or its safetensors, which streams",
+        help="for --to original: model.pt, which all its tools read (default), or its safetensors",
     )
 
 
@@ -80,8 +80,7 @@ def _write(options: argparse.Namespace, to: str, wanted: "Checkpoint", directory
     from olmo_hf.model.conversion.convert import carry_tokenizer, write_huggingface, write_to_original
 
     if to == "original":
-        write_to_original(wanted, directory, file_format=options.original_format)
-        notices = ["there is no train.pt: start the original with reset_trainer_state"] if wanted.optimizer else []
+        notices = write_to_original(wanted, directory, file_format=options.original_format)
         if options.tokenizer is not None:
             notices.append("the original finds its tokenizer by tokenizer.identifier of its config.yaml")
         return notices

@@ -8,15 +8,19 @@ import dataclasses
 import math
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.olmo.configuration_olmo import OlmoConfig
 from transformers.models.olmo2.configuration_olmo2 import Olmo2Config
 
 CODE_FILES = ("configuration_olmo.py", "layers_olmo.py", "modeling_olmo.py")
+
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 _STOCK_CONFIGS: dict[str, type[PreTrainedConfig]] = {"olmo2": Olmo2Config, "olmo": OlmoConfig}
 
@@ -150,8 +154,8 @@ class OlmoHfConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs.pop("model_type", None)
         given_head_dim = kwargs.pop("head_dim", None)
-        if given_head_dim not in (None, self.head_dim):
-            raise ValueError(f"head_dim {given_head_dim}: heads of any size but {self.head_dim} are not supported")
+        if given_head_dim is not None and given_head_dim * self.num_attention_heads != self.hidden_size:
+            raise ValueError(f"head_dim {given_head_dim}: only hidden_size / num_attention_heads is supported")
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         super().__post_init__(**kwargs)
@@ -162,7 +166,40 @@ class OlmoHfConfig(PreTrainedConfig):
         if problems:
             raise ValueError("; ".join(problems))
 
-    def _problems(self) -> Any:
+    def _problems(self) -> Iterator[str]:
+        least = {"vocab_size": 1, "hidden_size": 1, "intermediate_size": 1, "num_attention_heads": 1}
+        least |= {"num_hidden_layers": 0, "max_position_embeddings": 1}
+        too_small = [
+            f"{k} must be at least {v}, found {getattr(self, k)}" for k, v in least.items() if getattr(self, k) < v
+        ]
+        yield from too_small
+        if not too_small:
+            yield from self._contradictions()
+        yield from self._out_of_range()
+        if self.clip_qkv is not None and not self.clip_qkv > 0:
+            yield f"clip_qkv must be above 0 or null, found {self.clip_qkv}"
+        if self.hidden_act not in ACT2FN:
+            yield f"hidden_act {self.hidden_act} is unknown to transformers; the original has silu, gelu and relu"
+        rope: dict[str, Any] = self.rope_parameters if self.rope_parameters else {}
+        if rope.get("rope_type", "default") not in _ROPE_TYPES:
+            # dynamic and longrope depend on the length of the input: there is no one table.
+            yield f"rope_type must be one of {', '.join(_ROPE_TYPES)}, found {rope['rope_type']}"
+        if not rope.get("rope_theta", self.default_theta) > 0:
+            yield f"rope_theta must be above 0, found {rope['rope_theta']}"
+
+    def _out_of_range(self) -> Iterator[str]:
+        for name in ("attention_dropout", "residual_dropout", "embedding_dropout"):
+            if not 0 <= getattr(self, name) <= 1:
+                yield f"{name} must lie between 0 and 1, found {getattr(self, name)}"
+        for name in ("rms_norm_eps", "initializer_range", "embedding_initializer_range"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                yield f"{name} must not be below 0, found {value}"
+        # Far tighter bounds would have the initial weights redrawn for ever.
+        if self.init_cutoff_factor is not None and not self.init_cutoff_factor >= 0.01:
+            yield f"init_cutoff_factor must be at least 0.01 or null, found {self.init_cutoff_factor}"
+
+    def _contradictions(self) -> Iterator[str]:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         if self.hidden_size % heads:
             yield f"hidden_size {self.hidden_size} must be a multiple of num_attention_heads {heads}"
@@ -170,14 +207,11 @@ class OlmoHfConfig(PreTrainedConfig):
             yield f"rope needs an even head size, found {self.head_dim}: change num_attention_heads {heads}"
         if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
             yield f"num_attention_heads {heads} must be a multiple of num_key_value_heads {kv_heads}"
-        if self.tokenizer_vocab_size is not None and self.tokenizer_vocab_size > self.vocab_size:
-            yield f"vocab_size {self.vocab_size} must be at least tokenizer_vocab_size {self.tokenizer_vocab_size}"
-        if self.clip_qkv is not None and self.clip_qkv <= 0:
-            yield f"clip_qkv must be above 0 or null, found {self.clip_qkv}"
+        real = self.tokenizer_vocab_size
+        if real is not None and not 1 <= real <= self.vocab_size:
+            yield f"tokenizer_vocab_size must lie between 1 and vocab_size {self.vocab_size}, found {real}"
         if self.tie_word_embeddings and self.lm_head_bias:
             yield "lm_head_bias needs tie_word_embeddings false: a tied head has no bias"
-        if (self.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope"):
-            yield "rope_type dynamic and longrope depend on the input length; use default, linear, llama3 or yarn"
 
     @property
     def head_dim(self) -> int:
@@ -272,8 +306,10 @@ class OlmoHfConfig(PreTrainedConfig):
     @classmethod
     def from_stock_dict(cls, config_dict: dict[str, Any]) -> dict[str, Any]:
         """The settings of a stock `olmo2` or `olmo` config.json in our fields; others are returned as they are."""
-        stock = config_dict.get("model_type")
+        stock = config_dict.get("model_type", cls.model_type)
         if stock not in _STOCK_CONFIGS:
+            if stock != OlmoHfConfig.model_type:
+                raise ValueError(f"model_type {stock} is no OLMo architecture; expected olmo_hf, olmo2 or olmo")
             return config_dict
         # Keys that the file leaves out mean what they mean to stock transformers.
         base_names = {field.name for field in dataclasses.fields(PreTrainedConfig)}

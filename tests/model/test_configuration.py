@@ -108,7 +108,21 @@ def test_low_precision_norm_is_stock_olmo_and_not_forgotten(tmp_path):
     [
         ({"num_attention_heads": 5}, ["hidden_size 32", "num_attention_heads 5"]),
         ({"num_key_value_heads": 3}, ["num_key_value_heads 3"]),
-        ({"tokenizer_vocab_size": 129}, ["vocab_size 128", "tokenizer_vocab_size 129"]),
+        ({"tokenizer_vocab_size": 129}, ["tokenizer_vocab_size", "vocab_size 128", "129"]),
+        ({"tokenizer_vocab_size": 0}, ["tokenizer_vocab_size", "0"]),
+        ({"hidden_size": 0, "vocab_size": -1}, ["vocab_size must be at least 1, found -1", "hidden_size"]),
+        ({"num_attention_heads": 0, "head_dim": 8}, ["head_dim 8"]),
+        ({"num_attention_heads": 0}, ["num_attention_heads must be at least 1"]),
+        ({"num_key_value_heads": 0}, ["num_key_value_heads 0"]),
+        ({"intermediate_size": 0, "max_position_embeddings": 0}, ["intermediate_size", "max_position_embeddings"]),
+        ({"rms_norm_eps": -1.0}, ["rms_norm_eps"]),
+        ({"attention_dropout": 1.5}, ["attention_dropout"]),
+        ({"init_cutoff_factor": 0.0}, ["init_cutoff_factor"]),
+        ({"initializer_range": -0.1}, ["initializer_range"]),
+        ({"clip_qkv": float("nan")}, ["clip_qkv"]),
+        ({"hidden_act": "sliu"}, ["hidden_act sliu"]),
+        ({"rope_theta": 0.0}, ["rope_theta"]),
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, ["rope_type", "spiral"]),
         ({"clip_qkv": 0.0}, ["clip_qkv"]),
         ({"tie_word_embeddings": True, "lm_head_bias": True}, ["lm_head_bias"]),
         ({"num_attention_heads": 32}, ["even head size"]),
@@ -130,3 +144,10 @@ def test_auto_config_knows_the_type_and_leaves_olmo2_alone(tmp_path):
     tiny_config().save_pretrained(tmp_path / "stock")
     assert type(AutoConfig.from_pretrained(tmp_path / "own")) is OlmoHfConfig
     assert type(AutoConfig.from_pretrained(tmp_path / "stock")) is Olmo2Config
+
+
+def test_configurations_of_other_models_are_refused(tmp_path):
+    """Their tensors may have the same names and mean something else."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 32}))
+    with pytest.raises(ValueError, match="model_type llama is no OLMo architecture"):
+        OlmoHfConfig.from_pretrained(tmp_path)

@@ -4,9 +4,10 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from olmo_hf.errors import ConversionError
@@ -15,7 +16,13 @@ from olmo_hf.model.build import load_tokenizer
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
 from olmo_hf.model.conversion.architecture import config_from_original, config_to_original
 from olmo_hf.model.conversion.lazy import LazyTable, from_safetensors, write_model_files, write_safetensors
-from olmo_hf.model.conversion.original import kind_of, open_original, write_original
+from olmo_hf.model.conversion.original import kind_of, open_original, read_config
+from olmo_hf.model.conversion.original_writing import (
+    OriginalContent,
+    original_groups,
+    refuse_foreign_state,
+    write_original,
+)
 from olmo_hf.model.conversion.sharded import from_distributed_checkpoint
 from olmo_hf.model.conversion.streamed import streamed_logits
 from olmo_hf.model.conversion.tensor_names import tensor_table
@@ -31,7 +38,8 @@ from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
 
 # How a checkpoint of our runs is laid out (written by olmo_hf.training.tensors, which this room may not import).
 OPTIMIZER_FILE, OPTIMIZER_PREFIX = "optimizer.safetensors", "optimizer."
-SHARDED_DIR, RUN_STATE = "sharded", "run_state.json"
+OPTIMIZER_DESCRIPTION, SHARDED_DIR, RUN_STATE = "optimizer.json", "sharded", "run_state.json"
+WEIGHTS_FILE, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 
@@ -45,8 +53,10 @@ class Checkpoint:
     weights: LazyTable
     optimizer: LazyTable = field(default_factory=dict)
     """`{parameter}.{state key}`."""
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    """The optimizer's parameter groups with `param_names`, where the checkpoint tells them."""
     counters: dict[str, int] = field(default_factory=dict)
-    """Where a run of the original stood."""
+    """Where the run stood, in the original's words."""
     notices: list[str] = field(default_factory=list)
     """What could not come along, for the user to read."""
 
@@ -57,12 +67,22 @@ def open_checkpoint(source: Path) -> Checkpoint:
     Raises:
         ConversionError: none of these, damaged, or of an architecture that cannot be said here.
     """
-    if kind_of(source) is not None:
-        return _open_original(source)
-    if (source / SHARDED_DIR / ".metadata").is_file():
-        return _open_sharded_run(source)
-    if (source / "config.json").is_file():
-        return _open_huggingface(source)
+    openers: dict[Callable[[Path], Checkpoint], bool] = {
+        _open_original: kind_of(source) is not None,
+        _open_sharded_run: (source / SHARDED_DIR / ".metadata").is_file(),
+        _open_huggingface: (source / "config.json").is_file(),
+    }
+    for opener, is_one in openers.items():
+        if not is_one:
+            continue
+        try:
+            return opener(source)
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError, OSError, StrictDataclassError) as error:
+            # A file of another program may hold anything; those that tell what is wrong raise ConversionError.
+            reason = " ".join(str(error).split())
+            raise ConversionError(
+                f"{source}: not what its files promise ({type(error).__name__}: {reason}); choose a whole checkpoint"
+            ) from error
     raise ConversionError(
         f"{source}: no checkpoint; expected the original trainer's config.yaml with its weights, a Hugging Face "
         f"config.json, or a run's {SHARDED_DIR}/ directory"
@@ -85,17 +105,51 @@ def _open_original(source: Path) -> Checkpoint:
 
 
 def _open_huggingface(source: Path) -> Checkpoint:
-    try:
-        config = OlmoHfConfig.from_pretrained(source)
-    except ValueError as error:
-        raise ConversionError(f"{source}: config.json is not one of an OLMo model: {error}") from error
-    paths = sorted(source.glob("model*.safetensors"))
-    if not paths:
-        raise ConversionError(f"{source}: no model*.safetensors; other weight files are not read")
+    config = OlmoHfConfig.from_pretrained(source)
     optimizer: LazyTable = {}
     if (source / OPTIMIZER_FILE).is_file():
         optimizer = _without_prefix(OPTIMIZER_PREFIX, from_safetensors([source / OPTIMIZER_FILE]))
-    return Checkpoint(kind="Hugging Face", config=config, weights=from_safetensors(paths), optimizer=optimizer)
+    return Checkpoint(
+        kind="Hugging Face",
+        config=config,
+        weights=from_safetensors(_weight_files(source)),
+        optimizer=optimizer,
+        groups=_groups_of_run(source),
+        counters=_counters_of_run(source),
+    )
+
+
+def _weight_files(source: Path) -> list[Path]:
+    """The files that transformers would read, and no other that happens to lie there."""
+    if (source / WEIGHTS_FILE).is_file():
+        return [source / WEIGHTS_FILE]
+    if not (source / WEIGHTS_INDEX).is_file():
+        raise ConversionError(f"{source}: neither {WEIGHTS_FILE} nor {WEIGHTS_INDEX}; other weights are not read")
+    names = set(json.loads((source / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    paths = [source / name for name in sorted(names) if Path(name).name == name]
+    absent = sorted(names - {path.name for path in paths if path.is_file()})
+    if absent:
+        raise ConversionError(f"{source}: {WEIGHTS_INDEX} names files that are not there: {', '.join(absent[:5])}")
+    return paths
+
+
+def _counters_of_run(source: Path) -> dict[str, int]:
+    """Where a run of ours stood, if this is one of its checkpoints."""
+    if not (source / RUN_STATE).is_file():
+        return {}
+    state = json.loads((source / RUN_STATE).read_text(encoding="utf-8"))
+    return {
+        "epoch": state["position"]["epoch"],
+        "global_step": state["step"],
+        "global_train_examples_seen_this_epoch": state["position"]["instances"],
+        "global_train_tokens_seen": state["tokens"],
+    }
+
+
+def _groups_of_run(source: Path) -> list[dict[str, Any]]:
+    if not (source / OPTIMIZER_DESCRIPTION).is_file():
+        return []
+    return list(json.loads((source / OPTIMIZER_DESCRIPTION).read_text(encoding="utf-8"))["groups"])
 
 
 def _open_sharded_run(source: Path) -> Checkpoint:
@@ -103,13 +157,15 @@ def _open_sharded_run(source: Path) -> Checkpoint:
     try:
         identity = json.loads((source / RUN_STATE).read_text(encoding="utf-8"))["identity"]
         config = OlmoHfConfig.from_dict(dict(identity["model"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise ConversionError(f"{source / RUN_STATE}: does not say which architecture the shards are of") from error
     return Checkpoint(
         kind="sharded run",
         config=config,
         weights=_without_prefix("model.", table),
         optimizer=_without_prefix(OPTIMIZER_PREFIX, table),
+        groups=_groups_of_run(source),
+        counters=_counters_of_run(source),
     )
 
 
@@ -138,10 +194,13 @@ def write_huggingface(checkpoint: Checkpoint, target: Path, *, max_shard_bytes: 
     with torch.device("meta"):
         model = OlmoHfForCausalLM(config)
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    found = {name: checkpoint.weights[name].shape for name in expected if name in checkpoint.weights}
+    found = {name: tensor.shape for name, tensor in checkpoint.weights.items() if name != _tied_head(config)}
     if found != expected:
-        wrong = sorted(name for name in expected if found.get(name) != expected[name])
-        raise ConversionError(f"weights missing or of another shape than the configuration: {', '.join(wrong[:5])}")
+        wrong = sorted(name for name in expected | found if found.get(name) != expected.get(name))
+        raise ConversionError(
+            f"{len(wrong)} weights are missing, left over or of another shape than the configuration says: "
+            + ", ".join(wrong[:5])
+        )
     model.config.architectures = [type(model).__name__]
     model.config.dtype = next(iter(checkpoint.weights.values())).dtype
     model.config.save_pretrained(target)
@@ -151,22 +210,35 @@ def write_huggingface(checkpoint: Checkpoint, target: Path, *, max_shard_bytes: 
         write_safetensors(target / OPTIMIZER_FILE, checkpoint.optimizer, lambda name: OPTIMIZER_PREFIX + name)
 
 
-def write_to_original(checkpoint: Checkpoint, target: Path, *, file_format: str) -> None:
+def write_to_original(checkpoint: Checkpoint, target: Path, *, file_format: Literal["pt", "safetensors"]) -> list[str]:
     """Write an unsharded checkpoint of the original trainer into an existing directory.
 
+    Returns:
+        Notices for the user.
+
     Raises:
-        ConversionError: the original has no word for the architecture.
+        ConversionError: the original has no word for the architecture or for the optimizer's state.
     """
+    refuse_foreign_state(checkpoint.optimizer)
     model_config = config_to_original(checkpoint.config)
     entries = tensor_table(checkpoint.config)
     weights = {name: tensor for name, tensor in checkpoint.weights.items() if name != _tied_head(checkpoint.config)}
-    write_original(
-        target,
-        model_config,
-        weights_to_original(weights, entries),
-        optimizer_to_original(checkpoint.optimizer, entries),
-        file_format,
+    content = OriginalContent(
+        model_config=model_config,
+        weights=weights_to_original(weights, entries),
+        optimizer=optimizer_to_original(checkpoint.optimizer, entries),
+        groups=original_groups(checkpoint.groups, entries) if checkpoint.optimizer else [],
+        counters=checkpoint.counters,
     )
+    write_original(target, content, file_format)
+    notices = []
+    if not checkpoint.counters:
+        notices.append("there is no train.pt, the source has no counters: start the original with reset_trainer_state")
+    if checkpoint.optimizer and not checkpoint.groups:
+        notices.append(
+            f"the source has no {OPTIMIZER_DESCRIPTION}: optim holds the groups, betas and eps of the OLMo-2 recipe"
+        )
+    return notices
 
 
 def _tied_head(config: OlmoHfConfig) -> str | None:
@@ -175,11 +247,20 @@ def _tied_head(config: OlmoHfConfig) -> str | None:
 
 
 def largest_logit_difference(before: Checkpoint, after: Checkpoint, *, seed: int = 0) -> float:
-    """Largest |difference| of the logits of two checkpoints on random ids, over the ids both have rows for."""
+    """Largest |difference| of the logits of two checkpoints on random ids, over the ids both have rows for.
+
+    Raises:
+        ConversionError: the logits of the first are not finite.
+    """
     vocab_size = min(before.config.vocab_size, after.config.vocab_size)
     length = min(64, before.config.max_position_embeddings)
     ids = torch.randint(0, vocab_size, (2, length), generator=torch.Generator().manual_seed(seed))
     logits = [streamed_logits(c.config, c.weights, ids)[..., :vocab_size] for c in (before, after)]
+    if not torch.isfinite(logits[0]).all():
+        raise ConversionError(
+            "the logits of the source itself are not numbers: its weights hold NaN or infinity, or are too large for "
+            "the type asked for; choose another checkpoint or --dtype, or give --no-verify to convert it as it is"
+        )
     return (logits[0] - logits[1]).abs().max().item()
 
 
@@ -221,8 +302,6 @@ def _tokenizer_of(source: Path) -> str | None:
 
 def open_original_tokenizer(source: Path) -> Any:
     """`tokenizer.identifier` of an original `config.yaml`, or None."""
-    from olmo_hf.model.conversion.original import read_config
-
     section = read_config(source / "config.yaml").get("tokenizer")
     return section.get("identifier") if isinstance(section, dict) else None
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the original OLMo trainer: every kind opened alike, and unsharded ones written.
+"""Checkpoints of the original OLMo trainer: every kind opened alike.
 
 Kinds (spec: trainer.md section 8): unsharded (`model.pt` or `model.safetensors` with encoded names), and sharded
 `torch_new`, `olmo_core`, `torch_legacy`, `local`.
@@ -15,8 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from olmo_hf.errors import ConversionError
-from olmo_hf.model.conversion.lazy import LazyTable, from_memory, from_safetensors, write_safetensors
-from olmo_hf.model.conversion.safe_load import decode_tensor_name, encode_tensor_name, load_torch_file
+from olmo_hf.model.conversion.lazy import LazyTable, from_memory, from_safetensors
+from olmo_hf.model.conversion.safe_load import ShardedTensorRecord, decode_tensor_name, load_torch_file
 from olmo_hf.model.conversion.sharded import (
     flat_optimizer_state,
     from_distributed_checkpoint,
@@ -26,7 +26,7 @@ from olmo_hf.model.conversion.sharded import (
 )
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "module.")
-_COUNTERS = ("epoch", "global_step", "global_train_examples_seen_this_epoch", "global_train_tokens_seen")
+COUNTERS = ("epoch", "global_step", "global_train_examples_seen_this_epoch", "global_train_tokens_seen")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class OriginalCheckpoint:
     optimizer: LazyTable
     """`{parameter}.{state key}`; empty when there is none."""
     counters: dict[str, int]
-    """Those of `_COUNTERS` that the checkpoint has."""
+    """Those of `COUNTERS` that the checkpoint has."""
 
 
 def plain_name(name: str) -> str:
@@ -85,7 +85,7 @@ def open_original(directory: Path) -> OriginalCheckpoint:
         "local": _open_local,
     }
     weights, optimizer, trainer = readers[kind](directory)
-    counters = {name: int(trainer[name]) for name in _COUNTERS if isinstance(trainer.get(name), int)}
+    counters = {name: int(trainer[name]) for name in COUNTERS if isinstance(trainer.get(name), int)}
     return OriginalCheckpoint(
         kind=kind,
         config=read_config(directory / "config.yaml"),
@@ -115,7 +115,7 @@ def _open_unsharded(directory: Path) -> tuple[LazyTable, LazyTable, Any]:
     if (directory / "model.safetensors").is_file():
         weights = _decoded(directory / "model.safetensors")
     else:
-        weights = from_memory(load_torch_file(directory / "model.pt"))
+        weights = from_memory(_tensors(directory / "model.pt"))
     optimizer: LazyTable = {}
     if (directory / "optim.safetensors").is_file():
         optimizer = _optimizer_from_paths(directory / "optim.safetensors")
@@ -123,6 +123,16 @@ def _open_unsharded(directory: Path) -> tuple[LazyTable, LazyTable, Any]:
         optimizer = _optimizer_table(load_torch_file(directory / "optim.pt"))
     trainer_file = next((directory / n for n in ("train.pt", "other.pt") if (directory / n).is_file()), None)
     return weights, optimizer, {} if trainer_file is None else load_torch_file(trainer_file)
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    content = load_torch_file(path)
+    if not isinstance(content, dict):
+        raise ConversionError(f"{path}: holds a {type(content).__name__}; expected tensors by name")
+    for name, value in content.items():
+        if not isinstance(value, torch.Tensor) or isinstance(value, ShardedTensorRecord):
+            raise ConversionError(f"{path}: {name} is a {type(value).__name__}; expected a whole tensor")
+    return content
 
 
 def _open_distributed(directory: Path, tensors: Path) -> tuple[LazyTable, LazyTable, Any]:
@@ -199,33 +209,3 @@ def _optimizer_from_paths(path: Path) -> LazyTable:
             raise ConversionError(f"{path}: state is keyed by number {where[1]}; expected parameter names")
         table[f"{where[1]}.{where[2]}"] = tensor
     return table
-
-
-def write_original(
-    directory: Path, model_config: Mapping[str, Any], weights: LazyTable, optimizer: LazyTable, file_format: str
-) -> None:
-    """Write an unsharded checkpoint that the original loads.
-
-    Args:
-        directory: an existing, empty directory.
-        model_config: the `model` section.
-        weights: by the original's names.
-        optimizer: `{parameter}.{key}`, or empty.
-        file_format: `pt` (what all tools of the original read; holds all weights in memory) or `safetensors` (names
-            encoded; streams).
-    """
-    OmegaConf.save(OmegaConf.create({"model": dict(model_config)}), directory / "config.yaml")
-    state_paths = {name: ("state", *name.rsplit(".", 1)) for name in optimizer}
-    if file_format == "safetensors":
-        write_safetensors(directory / "model.safetensors", weights, lambda name: encode_tensor_name((name,)))
-        if optimizer:
-            encode = {name: encode_tensor_name(path) for name, path in state_paths.items()}
-            write_safetensors(directory / "optim.safetensors", optimizer, lambda name: encode[name])
-        return
-    torch.save({name: tensor.read().clone() for name, tensor in weights.items()}, directory / "model.pt")
-    if optimizer:
-        state: dict[str, dict[str, torch.Tensor]] = {}
-        for name, (_, parameter, key) in state_paths.items():
-            state.setdefault(parameter, {})[key] = optimizer[name].read().clone()
-        groups = [{"param_names": list(state), "params": list(state)}]
-        torch.save({"state": state, "param_groups": groups}, directory / "optim.pt")

@@ -111,6 +111,24 @@ def load_torch_file(path: Path) -> Any:
         raise ConversionError(f"{path}: cannot be read safely: {error}") from error
 
 
+def read_tensor(path: Path, start: int, length: int) -> torch.Tensor:
+    """A tensor that `torch.save` wrote into a part of a file, as in a torch distributed checkpoint.
+
+    Raises:
+        ConversionError: there is none.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            content = io.BytesIO(file.read(length))
+        tensor = torch.load(content, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise ConversionError(f"{path}: damaged at byte {start}: {error}") from error
+    if not isinstance(tensor, torch.Tensor):
+        raise ConversionError(f"{path}: no tensor at byte {start}, but a {type(tensor).__name__}")
+    return tensor
+
+
 class _RestrictedUnpickler(pickle.Unpickler):
     def __init__(self, file: Any, allowed: dict[str, Any]):
         super().__init__(file)
@@ -174,6 +192,17 @@ def load_checkpoint_index(path: Path) -> Record:
         raise ConversionError(f"{path}: the index cannot be read safely: {error}") from error
 
 
+def check_index(directory: Path) -> None:
+    """Refuse a torch distributed checkpoint whose `.metadata` names anything but the classes of such an index.
+
+    torch itself unpickles that file without looking; call this first. The file is read, nothing in it is run.
+
+    Raises:
+        ConversionError: it names something else, or is no such file.
+    """
+    load_checkpoint_index(directory / ".metadata")
+
+
 def decode_tensor_name(key: str) -> tuple[tuple[Any, ...], bool]:
     """A tensor name of the original's safetensors files: base64 of a pickled (path, value is pickled).
 
@@ -188,6 +217,11 @@ def decode_tensor_name(key: str) -> tuple[tuple[Any, ...], bool]:
     return tuple(path), bool(is_pickled)
 
 
-def encode_tensor_name(path: tuple[str, ...]) -> str:
-    """The inverse of `decode_tensor_name` for a tensor that is itself not pickled."""
-    return base64.urlsafe_b64encode(pickle.dumps((path, False), protocol=4)).decode("ascii")
+def encode_tensor_name(path: tuple[str, ...], *, is_pickled: bool = False) -> str:
+    """The inverse of `decode_tensor_name`."""
+    return base64.urlsafe_b64encode(pickle.dumps((path, is_pickled), protocol=4)).decode("ascii")
+
+
+def encode_value(value: Any) -> torch.Tensor:
+    """A value that is no tensor, as the original puts it among tensors: the bytes of its pickle."""
+    return torch.frombuffer(bytearray(pickle.dumps(value, protocol=4)), dtype=torch.uint8)

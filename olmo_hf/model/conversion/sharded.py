@@ -1,6 +1,5 @@
 """Tensors of sharded checkpoints, put together one at a time: torch distributed ones and two older kinds."""
 
-import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from olmo_hf.model.conversion.safe_load import (
     ShardedTensorRecord,
     load_checkpoint_index,
     load_torch_file,
+    read_tensor,
 )
 
 _WRAPPER = "_fsdp_wrapped_module."
@@ -34,10 +34,10 @@ class _Chunk:
     length: int
 
     def read(self) -> torch.Tensor:
-        with open(self.path, "rb") as file:
-            file.seek(self.start)
-            content = io.BytesIO(file.read(self.length))
-        return torch.load(content, map_location="cpu", weights_only=True)
+        tensor = read_tensor(self.path, self.start, self.length)
+        if tuple(tensor.shape) != self.sizes:
+            raise ConversionError(f"{self.path}: shape {tuple(tensor.shape)} at byte {self.start}, not {self.sizes}")
+        return tensor
 
 
 def from_distributed_checkpoint(directory: Path) -> LazyTable:
@@ -59,7 +59,9 @@ def from_distributed_checkpoint(directory: Path) -> LazyTable:
         for chunk in entry["chunks"]:
             offsets, sizes = tuple(chunk["offsets"]), tuple(chunk["sizes"])
             info = places.get((name, offsets))
-            if info is None or not (directory / info["relative_path"]).is_file():
+            # A part lies beside the index: a path that leads elsewhere is none.
+            name_only = info is not None and Path(info["relative_path"]).name == str(info["relative_path"])
+            if info is None or not name_only or not (directory / info["relative_path"]).is_file():
                 raise ConversionError(f"{directory}: the part of {name} at {offsets} is missing")
             path = directory / info["relative_path"]
             chunks.append(_Chunk(offsets, sizes, path, info["offset"], info["length"]))

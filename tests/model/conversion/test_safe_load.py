@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from olmo_hf.errors import ConversionError
 from olmo_hf.model.conversion.convert import open_checkpoint
-from olmo_hf.model.conversion.safe_load import decode_tensor_name, encode_tensor_name
+from olmo_hf.model.conversion.safe_load import check_index, decode_tensor_name, encode_tensor_name
 
 CHECKPOINTS = Path(__file__).parents[2] / "golden" / "11_checkpoints"
 
@@ -56,3 +57,18 @@ def test_names_of_encoded_safetensors():
         ("state", "x.weight", "exp_avg"),
         False,
     )
+
+
+def test_the_index_of_a_run_is_checked_before_torch_reads_it(tmp_path):
+    model, trap = torch.nn.Linear(4, 4), tmp_path / "trap"
+    state = {"a": model.state_dict(), "number": 3, "flags": torch.tensor([True]), "half": torch.zeros(2).bfloat16()}
+    dcp.save(state, checkpoint_id=tmp_path / "good", no_dist=True)
+    check_index(tmp_path / "good")
+    for content in (pickle.dumps(Poison(trap)), b"", b"nonsense", pickle.dumps(3)[:-1]):
+        (tmp_path / "good" / ".metadata").write_bytes(content)
+        with pytest.raises(ConversionError, match="cannot be read safely"):
+            check_index(tmp_path / "good")
+    (tmp_path / "good" / ".metadata").unlink()
+    with pytest.raises(ConversionError, match=r"\.metadata"):
+        check_index(tmp_path / "good")
+    assert not trap.exists()
