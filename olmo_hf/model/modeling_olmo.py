@@ -144,7 +144,8 @@ class OlmoHfModel(OlmoHfPreTrainedModel):
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
-            position_ids=position_ids if mask_positions is None else mask_positions,
+            # Only positions that may hold several documents: looking for them waits for the device.
+            position_ids=mask_positions,
         )
         hidden_states = self._embed(inputs_embeds, position_ids)
         positions = self._position_kwargs(hidden_states, position_ids, past_key_values)
