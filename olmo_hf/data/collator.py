@@ -3,17 +3,15 @@
 Shapes: `B` instances, `S` tokens of the longest, `D` documents in an instance.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from torch.utils.data import get_worker_info
 
-from olmo_hf.data.batch_memory import empty_rows
-
-IGNORE_INDEX = -100
-"""Label that no loss counts."""
+from olmo_hf.data.instance_batch import IGNORE_INDEX, MASK_KEYS, InstanceBatch, PackedBatch, complete_batch
 
 Item = dict[str, Any]
 
@@ -42,7 +40,33 @@ class DataCollator:
     pad_direction: Literal["left", "right"] = "right"
     restart_positions: bool = False
 
-    def __call__(self, items: Sequence[Item | torch.Tensor]) -> dict[str, Any]:
+    def __call__(self, items: Sequence[Item | torch.Tensor]) -> Mapping[str, Any]:
+        if isinstance(items, InstanceBatch):
+            columns = self._columns(items)
+            # What a worker sends should be small; it is completed where it arrives.
+            finish = complete_batch if get_worker_info() is None else PackedBatch
+            return finish(items.tokens, columns)
+        return self._from_items(items)
+
+    def _columns(self, items: InstanceBatch) -> dict[str, Any]:
+        """The columns of instances that were read together, as a batch has them."""
+        columns = dict(items.columns)
+        for key in ("index", "source"):
+            if key in columns:
+                columns[key] = torch.as_tensor(columns[key])
+        if "instance_mask" in columns:
+            columns["instance_mask"] = torch.tensor(columns["instance_mask"], dtype=torch.bool)
+        if "attention_mask" in columns:
+            columns["attention_mask"] = columns["attention_mask"].float()
+        if "doc_lens" in columns:
+            columns["max_doc_lens"] = [int(lengths.max()) for lengths in columns["doc_lens"]]
+            columns["doc_lens"] = _pad_doc_lens(columns["doc_lens"])
+            if self.restart_positions:
+                columns["position_ids"] = document_positions(columns["doc_lens"], items.tokens.shape[1])
+        return columns
+
+    def _from_items(self, items: Sequence[Item | torch.Tensor]) -> dict[str, Any]:
+        """A batch of items that may be of unequal length, have other columns, or be bare tensors."""
         rows: list[Item] = [item if isinstance(item, dict) else {"input_ids": item} for item in items]
         lengths = [_length(row["input_ids"]) for row in rows]
         length = max(lengths)
@@ -74,12 +98,12 @@ class DataCollator:
 
     def _labels(self, rows: list[Item], batch: dict[str, Any], lengths: list[int]) -> torch.Tensor:
         """Input ids, unshifted, with -100 at everything that is not trained on, (B, S)."""
-        labels = empty_rows(len(rows), max(lengths), torch.int64).copy_(batch["input_ids"])
+        labels = batch["input_ids"].clone()
         for number, missing in enumerate(max(lengths) - length for length in lengths):
             if missing:
                 padding = slice(None, missing) if self.pad_direction == "left" else slice(-missing, None)
                 labels[number, padding] = IGNORE_INDEX
-        for key in ("label_mask", "attention_mask", "instance_mask"):
+        for key in MASK_KEYS:
             having = [number for number, row in enumerate(rows) if row.get(key) is not None]
             if having:
                 ignored = batch[key] == 0  # (rows that have it, S) or (rows that have it,)
@@ -92,9 +116,6 @@ class DataCollator:
 
     def _pad(self, values: list[Any], length: int, dtype: torch.dtype, fill: float) -> torch.Tensor:
         """Stacks rows of unequal length, (B, S)."""
-        whole = _whole_batch(values, length, dtype)
-        if whole is not None:
-            return whole
         rows = [torch.as_tensor(value).to(dtype) for value in values]
         return torch.stack([F.pad(row, self._sides(length - len(row)), value=fill) for row in rows])
 
@@ -109,20 +130,6 @@ class DataCollator:
 def _length(values: Any) -> int:
     # `len` of a tensor takes as long as the rest of the collator together.
     return values.shape[0] if isinstance(values, torch.Tensor) else len(values)
-
-
-def _whole_batch(values: list[Any], length: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """The batch tensor of which `values` are the rows in order, if there is one: then nothing has to be copied."""
-    base = values[0]._base if isinstance(values[0], torch.Tensor) else None
-    if base is None or base.shape != (len(values), length) or base.dtype != dtype or not base.is_contiguous():
-        return None
-    stride_bytes = length * base.element_size()
-    for row, value in enumerate(values):
-        if not isinstance(value, torch.Tensor) or value._base is not base:
-            return None
-        if value.data_ptr() != base.data_ptr() + row * stride_bytes:
-            return None
-    return base
 
 
 def _pad_doc_lens(values: list[Any]) -> torch.Tensor:

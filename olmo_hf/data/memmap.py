@@ -16,9 +16,13 @@ from olmo_hf.data.args import InstanceFilterArgs
 from olmo_hf.data.batch_memory import empty_rows
 from olmo_hf.data.documents import document_lengths
 from olmo_hf.data.filters import keep_instance
+from olmo_hf.data.instance_batch import InstanceBatch
 from olmo_hf.data.token_files import TokenFile, TokenReader, num_instances, open_token_files
 from olmo_hf.data.token_files import token_dtype as dtype_of
 from olmo_hf.errors import DataError
+
+TORCH_DTYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+"""Type of a tensor by the bytes of a token on disk."""
 
 
 class InstanceLocation(NamedTuple):
@@ -112,7 +116,7 @@ class MemMapDataset(Dataset):
         (file_index,), (offset_tokens,) = self._locate([index])
         return InstanceLocation(self.paths[file_index], file_index, offset_tokens)
 
-    def _locate(self, indices: Sequence[int]) -> tuple[list[int], list[int]]:
+    def _locate(self, indices: Sequence[int] | np.ndarray) -> tuple[list[int], list[int]]:
         """Number of the file, and first token in it, of every instance."""
         ids = np.asarray(indices, dtype=np.int64)  # (B,)
         outside = (ids < -len(self)) | (ids >= len(self))
@@ -124,52 +128,38 @@ class MemMapDataset(Dataset):
         return files.tolist(), offsets.tolist()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
+        item: dict[str, Any] = self.__getitems__([index])[0]
+        return item
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Many instances at once. Their tensors are rows of one batch tensor, which a collator can take whole."""
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> InstanceBatch:
+        """Many instances at once: a sequence of items, which a collator can also take whole."""
         files, offsets = self._locate(indices)
-        input_ids = self._rows(self._files, files, offsets, torch.int64)  # (B, S)
-        items: list[dict[str, Any]] = [{"input_ids": row} for row in input_ids]
+        tokens = self._rows(self._files, files, offsets)  # (B, S)
+        columns: dict[str, Any] = {}
         if self._masks is not None:
-            for item, mask in zip(items, self._rows(self._masks, files, offsets, torch.bool), strict=True):
-                item["label_mask"] = mask
-        if self._derives:
-            for item, tokens, file_index in zip(items, input_ids.numpy(), files, strict=True):
-                self._add_derived(item, tokens, file_index)
-        return items
-
-    @property
-    def _derives(self) -> bool:
-        return (
-            self.instance_filter is not None
-            or self._metadata is not None
-            or self.generate_attention_mask
-            or self.generate_doc_lens
-        )
-
-    def _rows(
-        self, sources: Sequence[TokenFile], files: list[int], offsets: list[int], dtype: torch.dtype
-    ) -> torch.Tensor:
-        """One stretch of a file per row, (B, S)."""
-        rows = empty_rows(len(files), self.sequence_length, dtype)
-        target = rows.numpy()
-        for row, (file_index, offset) in enumerate(zip(files, offsets, strict=True)):
-            target[row] = self._reader.read(sources[file_index], offset, self.sequence_length)
-        return rows
-
-    def _add_derived(self, item: dict[str, Any], tokens: np.ndarray, file_index: int) -> None:
-        """Adds what follows from the tokens of one instance."""
+            columns["label_mask"] = self._rows(self._masks, files, offsets) != 0  # (B, S)
+        rows = tokens.numpy()
         if self.instance_filter is not None:
-            item["instance_mask"] = keep_instance(tokens, self.instance_filter)
+            columns["instance_mask"] = [keep_instance(row, self.instance_filter) for row in rows]
         if self._metadata is not None:
             # A copy: whoever changes an item must not change the data set.
-            item["metadata"] = copy.deepcopy(self._metadata[file_index])
+            columns["metadata"] = [copy.deepcopy(self._metadata[file_index]) for file_index in files]
         if self.generate_attention_mask:
-            item["attention_mask"] = (item["input_ids"] != self.pad_token_id).long()  # (S,)
+            assert self.pad_token_id is not None
+            columns["attention_mask"] = tokens.to(torch.int64).ne(self.pad_token_id).long()  # (B, S)
         if self.generate_doc_lens:
             assert self.eos_token_id is not None
-            item["doc_lens"] = torch.from_numpy(document_lengths(tokens, self.eos_token_id))  # (D,)
+            lengths = [document_lengths(row, self.eos_token_id) for row in rows]
+            columns["doc_lens"] = [torch.from_numpy(row) for row in lengths]  # B of (D,)
+        return InstanceBatch(tokens, columns)
+
+    def _rows(self, sources: Sequence[TokenFile], files: list[int], offsets: list[int]) -> torch.Tensor:
+        """One stretch of a file per row, in the type of the files, (B, S)."""
+        rows = empty_rows(len(files), self.sequence_length, TORCH_DTYPES[sources[0].dtype.itemsize])
+        target, read = rows.numpy(), self._reader.read_into
+        for row, file_index, offset in zip(target, files, offsets, strict=True):
+            read(sources[file_index], offset, row)
+        return rows
 
 
 def _metadata_per_file(

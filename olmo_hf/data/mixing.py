@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from olmo_hf.data.args import SourceArgs
 from olmo_hf.data.epoch_order import key64, permuted
+from olmo_hf.data.instance_batch import InstanceBatch
 from olmo_hf.data.memmap import InstanceLocation, MemMapDataset
 from olmo_hf.errors import DataError
 
@@ -100,6 +101,8 @@ class MixedDataset(Dataset):
         self.sequence_length = dataset.sequence_length
         self.paths = dataset.paths
         self._first_taken = np.concatenate([[0], np.cumsum([s.taken for s in mix], dtype=np.int64)])
+        self._available = np.array([s.available for s in mix], np.int64)
+        self._whole_repetitions = np.array([s.taken // s.available for s in mix], np.int64)
         self._first_available = np.concatenate([[0], np.cumsum([s.available for s in mix], dtype=np.int64)])
 
     @property
@@ -110,39 +113,44 @@ class MixedDataset(Dataset):
     def __len__(self) -> int:
         return int(self._first_taken[-1])
 
-    def source_of(self, index: int) -> int:
-        """Number of the source of an instance."""
-        return int(np.searchsorted(self._first_taken, index, side="right")) - 1
-
     def instance_of(self, index: int) -> int:
         """Which instance of `dataset` an instance of the mix is.
 
         Raises:
             IndexError: There is no such instance.
         """
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"instance {index} of {len(self)}")
-        index %= len(self)
-        number = self.source_of(index)
-        source = self.mix[number]
-        repetition, place = divmod(index - int(self._first_taken[number]), source.available)
-        if repetition == source.taken // source.available:
+        return int(self._resolve(np.array([index]))[0][0])
+
+    def _resolve(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Instances of `dataset`, and numbers of their sources, of instances of the mix; all of shape (B,)."""
+        outside = (indices < -len(self)) | (indices >= len(self))
+        if outside.any():
+            raise IndexError(f"instance {indices[outside][0]} of {len(self)}")
+        indices = indices % len(self)
+        numbers = np.searchsorted(self._first_taken, indices, side="right") - 1
+        repetitions, places = np.divmod(indices - self._first_taken[numbers], self._available[numbers])
+        # The last repetition of a source may be a part of it: that is drawn, not its beginning.
+        for number in np.unique(numbers[repetitions == self._whole_repetitions[numbers]]).tolist():
+            drawn = (numbers == number) & (repetitions == self._whole_repetitions[number])
+            source = self.mix[number]
             seed = int(key64(self.seed, number) >> np.uint64(1))
-            place = int(permuted(np.array([place]), source.available, seed=seed, epoch=repetition)[0])
-        return int(self._first_available[number]) + place
+            epoch = source.taken // source.available
+            places[drawn] = permuted(places[drawn], source.available, seed=seed, epoch=epoch)
+        return self._first_available[numbers] + places, numbers
 
     def locate(self, index: int) -> InstanceLocation:
         """File and place of an instance."""
         return self.dataset.locate(self.instance_of(index))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
+        item: dict[str, Any] = self.__getitems__([index])[0]
+        return item
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        items = self.dataset.__getitems__([self.instance_of(index) for index in indices])
-        for item, index in zip(items, indices, strict=True):
-            item["source"] = self.source_of(index % len(self))
-        return items
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> InstanceBatch:
+        instances, numbers = self._resolve(np.asarray(indices, np.int64))
+        batch = self.dataset.__getitems__(instances)
+        batch.columns["source"] = numbers.tolist()
+        return batch
 
 
 def describe_mix(mix: Sequence[MixedSource], sequence_length: int) -> str:

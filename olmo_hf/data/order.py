@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from olmo_hf.data.args import OrderName
 from olmo_hf.data.epoch_order import drawn, global_indices, permuted
+from olmo_hf.data.instance_batch import InstanceBatch
 from olmo_hf.data.memmap import MemMapDataset
 from olmo_hf.data.mixing import MixedDataset
 from olmo_hf.data.order_index import open_index
@@ -162,19 +163,24 @@ class OrderedDataset(Dataset):
         return np.concatenate(pieces)
 
     def __getitem__(self, offset: int) -> dict[str, Any]:
-        return self.__getitems__([offset])[0]
+        item: dict[str, Any] = self.__getitems__([offset])[0]
+        return item
 
-    def __getitems__(self, offsets: Sequence[int]) -> list[dict[str, Any]]:
-        positions = [self.position(offset) for offset in offsets]
-        places = np.array([position.instances for position in positions])
-        epochs = np.array([position.epoch for position in positions])
-        ids = np.empty(len(positions), np.int64)
+    def __getitems__(self, offsets: Sequence[int]) -> InstanceBatch:
+        places = np.asarray(offsets, np.int64)  # (B,)
+        if places.size and places.min() < 0:
+            self.position(int(places.min()))
+        # The arithmetic of `position`, for all at once.
+        behind = places - len(self)
+        per_epoch = self.steps_per_epoch * self.global_batch_size
+        epochs = np.where(behind < 0, self.start.epoch, self.start.epoch + 1 + behind // per_epoch)
+        places = np.where(behind < 0, self.start.instances + places, behind % per_epoch)
+        ids = np.empty(places.size, np.int64)
         for epoch in np.unique(epochs).tolist():
             ids[epochs == epoch] = self._ids(epoch, places[epochs == epoch])
-        items = self.dataset.__getitems__(ids.tolist())
-        for item, instance_id in zip(items, ids.tolist(), strict=True):
-            item["index"] = instance_id
-        return items
+        batch = self.dataset.__getitems__(ids)
+        batch.columns["index"] = ids.tolist()
+        return batch
 
     def _ids(self, epoch: int, places: np.ndarray) -> np.ndarray:
         """Ids at some places of an epoch, int64."""

@@ -218,31 +218,44 @@ class TokenReader:
             close(descriptor)
 
     def read(self, file: TokenFile, first_token: int, num_tokens: int) -> np.ndarray:
-        """Tokens `[first_token, first_token + num_tokens)` of a file, read-only, in the file's type.
+        """Tokens `[first_token, first_token + num_tokens)` of a file, in the file's type.
 
         Raises:
             DataError: The file cannot be read, or is not the one that was opened at the start.
         """
-        size_bytes = num_tokens * file.dtype.itemsize
+        tokens = np.empty(num_tokens, file.dtype)
+        self.read_into(file, first_token, tokens)
+        return tokens
+
+    def read_into(self, file: TokenFile, first_token: int, row: np.ndarray) -> None:
+        """Identical to `read` except that the tokens are put into an array of as many tokens of as many bytes."""
         first_byte = file.offset_bytes + first_token * file.dtype.itemsize
         if is_remote(file.path):
             self._confirm(file)
-            return np.frombuffer(read_remote(file.path, first_byte, size_bytes, file.identity), file.dtype)
+            row.view(np.uint8)[:] = np.frombuffer(
+                read_remote(file.path, first_byte, row.nbytes, file.identity), np.uint8
+            )
+            return
         try:
             descriptor = self._descriptors.get(file.path)
             if descriptor is None:
                 descriptor = self._open(file)
-            content = os.pread(descriptor, size_bytes, first_byte)
+            got_bytes = os.preadv(descriptor, [row.data], first_byte)
+            # One call gives at most 2 GiB, and may be cut short by a signal.
+            while 0 < got_bytes < row.nbytes:
+                more = os.preadv(descriptor, [row.view(np.uint8).data[got_bytes:]], first_byte + got_bytes)
+                if not more:
+                    break
+                got_bytes += more
         except OSError as error:
             raise DataError(
                 f"{file.path}: tokens from {first_token:,} on cannot be read ({error.strerror or error})"
             ) from error
-        if len(content) != size_bytes:
+        if got_bytes != row.nbytes:
             raise DataError(
-                f"{file.path}: ends {size_bytes - len(content):,} bytes short of token {first_token + num_tokens:,}; "
+                f"{file.path}: ends {row.nbytes - got_bytes:,} bytes short of token {first_token + row.size:,}; "
                 "it was changed while in use. Restore it and start again"
             )
-        return np.frombuffer(content, file.dtype)
 
     def _confirm(self, file: TokenFile) -> None:
         """Asks in every process whether a remote file is still the one that was opened at the start.

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from olmo_hf.data.collator import DataCollator
+from olmo_hf.data.instance_batch import InstanceBatch
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "05_collator" / "collator.json").read_text())
@@ -67,17 +68,42 @@ def test_padding_has_no_labels(direction: Any) -> None:
     assert batch["labels"][1].tolist() == ([-100, -100, 7] if direction == "left" else [7, -100, -100])
 
 
-def test_rows_of_one_tensor_are_not_copied() -> None:
-    whole = torch.arange(12).reshape(3, 4).clone()
-    batch = DataCollator(0)([{"input_ids": row} for row in whole])
-    assert batch["input_ids"].data_ptr() == whole.data_ptr()
-    assert batch["labels"].data_ptr() != whole.data_ptr()
-    # Another order, or only some of the rows, is another batch.
-    assert (
-        DataCollator(0)([{"input_ids": whole[i]} for i in (1, 0, 2)])["input_ids"].tolist()
-        == whole[[1, 0, 2]].tolist()
-    )
-    assert DataCollator(0)([{"input_ids": row} for row in whole[:2]])["input_ids"].tolist() == whole[:2].tolist()
+@pytest.mark.parametrize("key", ["", "label_mask", "instance_mask", "attention_mask", "doc_lens", "all"])
+def test_instances_read_together_give_the_batch_of_their_items(key: str) -> None:
+    tokens = torch.arange(12, dtype=torch.int32).reshape(3, 4).to(torch.uint16)
+    columns: dict[str, Any] = {
+        "label_mask": torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool),
+        "instance_mask": [True, True, False],
+        "attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [0, 1, 1, 1]]),
+        "doc_lens": [torch.tensor(lengths, dtype=torch.int32) for lengths in ([4], [1, 3], [2, 1, 1])],
+        "index": [7, 5, 9],
+        "source": [0, 1, 0],
+        "metadata": [{"path": "a"}, {"path": "b"}, {"path": "c"}],
+    }
+    if key != "all":
+        columns = {k: v for k, v in columns.items() if k in (key, "index")}
+    together = InstanceBatch(tokens, columns)
+    collator = DataCollator(0, restart_positions=True)
+    batch, expected = collator(together), collator(list(together))
+    assert batch.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert batch[name].dtype == value.dtype
+            assert torch.equal(batch[name], value)
+        else:
+            assert batch[name] == value
+    # Labels are memory of their own: whoever changes them leaves the input as it is.
+    batch["labels"].fill_(-100)
+    assert torch.equal(batch["input_ids"], tokens.long())
+
+
+def test_a_sequence_of_items() -> None:
+    batch = InstanceBatch(torch.arange(12, dtype=torch.int64).reshape(3, 4), {"index": [7, 5, 9]})
+    assert [item["index"] for item in batch] == [7, 5, 9]
+    assert batch[-1]["input_ids"].tolist() == [8, 9, 10, 11]
+    assert [item["index"] for item in batch[1:]] == [5, 9]
+    with pytest.raises(IndexError, match="item 3 of 3"):
+        batch[3]
 
 
 def test_masks_of_some_items_touch_only_those() -> None:

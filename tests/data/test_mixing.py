@@ -135,7 +135,7 @@ def test_an_epoch_of_a_mix(section: DataArgs) -> None:
     # The label mask of an instance is the one at its place.
     assert torch.equal(batch["label_mask"].all(dim=1), first % 2 == 0)
     assert torch.equal(batch["labels"] == -100, ~batch["label_mask"])
-    assert all(mixed.locate(i).path.endswith("x.npy") == (mixed.source_of(i) == 0) for i in range(23))
+    assert all(mixed.locate(i).path.endswith("x.npy") == (mixed[i]["source"] == 0) for i in range(23))
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
