@@ -58,3 +58,15 @@ def load_variant(name: str, attn_implementation: str = "sdpa") -> Variant:
     if "input.attention_bias" in tensors:
         mask = tensors["input.attention_bias"]  # (1 or B, 1, S, S), boolean or additive
     return Variant(model, layout, tensors["input_ids"].long(), mask, tensors, facts)
+
+
+def queries_with_keys(variant: Variant) -> torch.Tensor:
+    """Positions (B, S) where some key may be attended to.
+
+    A query at left padding has none; the original then attends to all places evenly, the future included. These rows
+    are nobody's result.
+    """
+    mask = variant.attention_mask
+    if mask is None or mask.ndim == 4:
+        return torch.ones_like(variant.input_ids, dtype=torch.bool)
+    return mask.cumsum(-1) > 0

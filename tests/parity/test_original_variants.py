@@ -11,21 +11,9 @@ from torch.nn import functional as F
 from olmo_hf.model.conversion.architecture import config_from_original, config_to_original
 from olmo_hf.model.conversion.tensor_names import tensor_table
 from olmo_hf.model.size import count_parameters, flops_per_token
-from tests.parity.original import VARIANTS, Variant, load_variant
+from tests.parity.original import VARIANTS, load_variant, queries_with_keys
 
 LOGITS_ATOL = 1e-5
-
-
-def queries_with_keys(variant: Variant) -> torch.Tensor:
-    """Positions (B, S) where some key may be attended to.
-
-    A query at left padding has none; the original then attends to all places evenly, the future included. These rows
-    are nobody's result.
-    """
-    mask = variant.attention_mask
-    if mask is None or mask.ndim == 4:
-        return torch.ones_like(variant.input_ids, dtype=torch.bool)
-    return mask.cumsum(-1) > 0
 
 
 @pytest.mark.parametrize("attn_implementation", ["sdpa", "eager"])
