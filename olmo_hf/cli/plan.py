@@ -47,7 +47,7 @@ def run(namespace: argparse.Namespace) -> int:
         raise ConfigError(f"--num-processes: found {namespace.num_processes}, expected at least 1")
     settings = load_any_run(namespace.config, namespace.further)
     plan = plan_run(settings, num_processes=namespace.num_processes)
-    rows = [("run", settings.name), *plan.rows(), *learning_rate_rows(plan)]
+    rows = [("name", settings.name), *plan.rows(), *learning_rate_rows(plan)]
     sharding = None if namespace.sharding == "auto" else namespace.sharding
     rows += memory_rows(memory_of(settings, plan.config, plan.batch, sharding=sharding))
     rows += _time_rows(plan, namespace)

@@ -75,7 +75,7 @@ def print_paper_plan(run: RunArgs, *, num_processes: int) -> int:
     plan = plan_run(run, num_processes=num_processes)
     memory = memory_of(run, plan.config, plan.batch)
     if is_main_process():
-        print_rows([("run", run.name), *plan.rows(), *learning_rate_rows(plan), *memory_rows(memory)])
+        print_rows([("name", run.name), *plan.rows(), *learning_rate_rows(plan), *memory_rows(memory)])
     return 0
 
 
