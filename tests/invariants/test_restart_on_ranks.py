@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from olmo_hf.model.conversion.convert import open_checkpoint
 from olmo_hf.training import commit
 from olmo_hf.training.state import load_run_state
 from olmo_hf.training.tensors import ShardedReader
@@ -50,6 +51,10 @@ def test_a_shared_model_stopped_twice(fsdp: Ranks, tmp_path: Path, training: dic
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert len(list((parts / "latest" / "sharded").glob("*.distcp"))) == 2
     assert read(parts, 2) == read(whole, 2)
+    for step in (6, 12):
+        found = open_checkpoint(parts / f"checkpoint-{step}")
+        assert set(found.weights) == set(load_file(parts / "latest" / "model.safetensors"))
+        assert found.optimizer, "conversions find the moments in the shards"
     kinds = {path.name: commit.read_manifest(path).kind for path in commit.list_checkpoints(parts)}
     assert kinds == {
         "checkpoint-12": "unsharded",

@@ -159,10 +159,11 @@ def _open_sharded_run(source: Path) -> Checkpoint:
         config = OlmoHfConfig.from_dict(dict(identity["model"]))
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise ConversionError(f"{source / RUN_STATE}: does not say which architecture the shards are of") from error
+    is_whole = (source / WEIGHTS_FILE).is_file() or (source / WEIGHTS_INDEX).is_file()  # only moments are in shards
     return Checkpoint(
         kind="sharded run",
         config=config,
-        weights=_without_prefix("model.", table),
+        weights=from_safetensors(_weight_files(source)) if is_whole else _without_prefix("model.", table),
         optimizer=_without_prefix(OPTIMIZER_PREFIX, table),
         groups=_groups_of_run(source),
         counters=_counters_of_run(source),
