@@ -7,6 +7,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import Olmo2ForCausalLM, OlmoForCausalLM
@@ -19,7 +20,7 @@ from tests.parity.original import VARIANTS, load_variant, queries_with_keys  # n
 
 PAGE = ROOT / "docs" / "parity.md"
 START, END = "<!-- logits: written by docs/parity_logits.py -->", "<!-- end of logits -->"
-STOCK_CLASSES = {"olmo2": Olmo2ForCausalLM, "olmo": OlmoForCausalLM}
+STOCK_CLASSES: dict[str, Any] = {"olmo2": Olmo2ForCausalLM, "olmo": OlmoForCausalLM}
 
 
 @dataclass(frozen=True)
