@@ -153,8 +153,14 @@ def _as_text(value: Any) -> str:
     return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, str) else value
 
 
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+"""Names of environment variables that no configuration may read."""
+
+
 def _environment(arguments: list[str]) -> str:
     name, *default = arguments
+    if SECRET.search(name):  # what is read is written into the run's settings, where anybody may see it
+        raise Unresolved(f"the environment variable {name} looks like a secret and is not read")
     if name in os.environ:
         return os.environ[name]
     if default:

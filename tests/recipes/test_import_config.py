@@ -244,6 +244,7 @@ def test_globs(imported, tmp_path):
 
 UNRESOLVED = {
     "${oc.env:NO_SUCH_VARIABLE_HERE}": "NO_SUCH_VARIABLE_HERE is not set",
+    "${oc.env:WANDB_API_KEY,none}": "WANDB_API_KEY looks like a secret",
     "${oc.decode:x}": "no resolver",
     "${path.choose:/no/such,/nor/this}": "none of",
     "${nothing.here}": "names no key",
