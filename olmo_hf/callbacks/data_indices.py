@@ -136,3 +136,16 @@ def read_data_indices(path: Path, steps: range | None = None) -> dict[int, list[
         if steps is None or step in steps:
             found[step] = instances
     return found
+
+
+def times_read(path: Path) -> dict[int, int]:
+    """How often each step of the run was read: more than once, where a restart went back before it.
+
+    A step that was read and abandoned, and that the run never reached again, is not among them.
+    """
+    counts: dict[int, int] = {}
+    newest = 0
+    for step, _ in iter_data_indices(path):
+        counts[step] = counts.get(step, 0) + 1
+        newest = step
+    return {step: count for step, count in counts.items() if step <= newest}

@@ -50,7 +50,10 @@ def run(namespace: argparse.Namespace) -> int:
     """Answers what was asked. Returns 1 when a record or an order disagrees."""
     if namespace.step is None and not (namespace.recorded or namespace.compare or namespace.statistics):
         raise DataError("nothing is asked: give --step, --recorded, --compare or --statistics")
-    settings, data = open_run_data(namespace.config, namespace.set, namespace.world_size)
+    world_size = namespace.world_size
+    if world_size is None and namespace.config.is_dir():
+        world_size = len(_record(namespace.config)) or None
+    settings, data = open_run_data(namespace.config, namespace.set, world_size)
     if namespace.compare is not None:
         other = open_run_data(namespace.compare, namespace.set, namespace.world_size)[1]
         return _compare(data, other, namespace.steps)
@@ -132,24 +135,21 @@ def _decoder(settings: "RunArgs") -> Callable[["np.ndarray"], str]:
 def _show_step(settings: "RunArgs", data: "OrderedDataset", namespace: argparse.Namespace) -> int:
     import numpy as np
 
-    from olmo_hf.data.inspection import ids_of_rank, ids_of_step, inspect_instances
+    from olmo_hf.data.inspection import ids_of_rank, ids_of_step, inspect_instances, ranks_of_step
 
     record = _record(namespace.config) if namespace.config.is_dir() else []
-    world_size = max(len(record), 1) if namespace.world_size is None else namespace.world_size
+    world_size = namespace.world_size
+    if world_size is None:
+        world_size = (ranks_of_step(data, record, namespace.step) or len(record)) if record else 1
     ids = ids_of_step(data, namespace.step)
     ranks = range(world_size) if namespace.rank is None else [namespace.rank]
     parts = {rank: ids_of_rank(ids, rank, world_size) for rank in ranks}
     disagrees = False
     if record:
         found = {rank: record[rank].get(namespace.step) for rank in ranks if rank < len(record)}
-        disagrees = any(ids is not None and ids != parts[rank].tolist() for rank, ids in found.items())
+        disagrees = _tell_record(namespace, found, parts)
         if namespace.recorded:
             parts = {rank: np.array(ids, np.int64) for rank, ids in found.items() if ids is not None}
-        missing = [rank for rank, ids in found.items() if ids is None]
-        for rank in missing:
-            print(f"step {namespace.step} of rank {rank} was not recorded")
-        if not missing:
-            print(f"what was recorded {'DIFFERS FROM' if disagrees else 'agrees with'} the order")
     elif namespace.recorded:
         raise DataError(f"{namespace.config}: holds no data-indices; name the directory of a run that recorded them")
     decode = None if namespace.ids_only else _decoder(settings)
@@ -168,6 +168,24 @@ def _show_step(settings: "RunArgs", data: "OrderedDataset", namespace: argparse.
     return 1 if disagrees else 0
 
 
+def _tell_record(
+    namespace: argparse.Namespace, found: dict[int, list[int] | None], expected: dict[int, "np.ndarray"]
+) -> bool:
+    """Says how what was recorded of a step compares with its order. Returns whether any of it differs."""
+    from olmo_hf.callbacks.data_indices import data_indices_path, times_read
+
+    disagrees = any(ids is not None and ids != expected[rank].tolist() for rank, ids in found.items())
+    missing = [rank for rank, ids in found.items() if ids is None]
+    for rank in missing:
+        print(f"step {namespace.step} of rank {rank} was not recorded")
+    if not missing:
+        print(f"what was recorded {'DIFFERS FROM' if disagrees else 'agrees with'} the order")
+    times = times_read(data_indices_path(namespace.config, 0)).get(namespace.step, 0)
+    if times > 1:
+        print(f"the step was read {times} times, since the run was restarted before it; the last time is shown")
+    return disagrees
+
+
 def _record(run_dir: Path) -> list[dict[int, list[int]]]:
     """What each rank recorded."""
     from olmo_hf.callbacks.data_indices import data_indices_path, read_data_indices
@@ -179,18 +197,23 @@ def _record(run_dir: Path) -> list[dict[int, list[int]]]:
 
 
 def _agreement(run_dir: Path, data: "OrderedDataset") -> int:
-    from olmo_hf.data.inspection import compare_with_record
+    from olmo_hf.callbacks.data_indices import data_indices_path, times_read
+    from olmo_hf.data.inspection import compare_with_record, describe_steps
 
     record = _record(run_dir)
     if not record:
         raise DataError(f"{run_dir}: holds no data-indices; name the directory of a run that recorded them")
     agreement = compare_with_record(data, record)
     print(f"{len(agreement.steps):,} steps of {len(record)} ranks were recorded")
+    again = {step: times for step, times in times_read(data_indices_path(run_dir, 0)).items() if times > 1}
+    if again:
+        print(f"{len(again):,} of them were repeated after a restart: {describe_steps(sorted(again))}")
+    if agreement.incomplete:
+        print(f"{len(agreement.incomplete):,} were not recorded by every rank: {describe_steps(agreement.incomplete)}")
     if not agreement.disagreeing:
         print("all agree with the order")
         return 0
-    shown = ", ".join(map(str, agreement.disagreeing[:20]))
-    print(f"{len(agreement.disagreeing):,} differ from the order: {shown}")
+    print(f"{len(agreement.disagreeing):,} differ from the order: {describe_steps(agreement.disagreeing)}")
     return 1
 
 

@@ -250,14 +250,31 @@ def read_document(kind: SourceKind, content: Any, place: str, column: str) -> An
     else:
         try:
             record = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadDocumentError(f"{place}: no JSON ({error})") from error
         if not isinstance(record, dict) or column not in record:
             raise BadDocumentError(f"{place}: no field {column!r}")
         value = record[column]
     if value is None:
         raise BadDocumentError(f"{place}: {column!r} is empty")
+    _refuse_half_characters(value, place)
     return value
+
+
+def _refuse_half_characters(value: Any, place: str) -> None:
+    """JSON can spell half of a surrogate pair, which is no text: tokenizers refuse the whole batch for it."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise BadDocumentError(f"{place}: {error}") from error
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            _refuse_half_characters(key, place)
+            _refuse_half_characters(part, place)
+    elif isinstance(value, list):
+        for part in value:
+            _refuse_half_characters(part, place)
 
 
 def in_validation(text: str, fraction: float) -> bool:

@@ -202,12 +202,24 @@ class Agreement:
     """Whether a run read what its order says.
 
     Attributes:
-        steps: Steps that were recorded by every rank.
+        steps: Steps that were recorded by every rank that took part in them.
         disagreeing: Those among them in which some rank read something else.
+        incomplete: Steps that some rank did not record.
     """
 
     steps: list[int]
     disagreeing: list[int]
+    incomplete: list[int]
+
+
+def ranks_of_step(data: OrderedDataset, recorded: list[dict[int, list[int]]], step: int) -> int:
+    """Number of ranks that shared a step, from what rank 0 read of it; a restart may have changed it.
+
+    Returns:
+        The number; 0 if rank 0 recorded no whole share.
+    """
+    share = len(recorded[0].get(step, ()))
+    return data.global_batch_size // share if share and data.global_batch_size % share == 0 else 0
 
 
 def compare_with_record(data: OrderedDataset, recorded: list[dict[int, list[int]]]) -> Agreement:
@@ -215,13 +227,34 @@ def compare_with_record(data: OrderedDataset, recorded: list[dict[int, list[int]
 
     Args:
         data: The order, from the beginning of the run.
-        recorded: For each of the W ranks, its ids by step.
+        recorded: Ids by step of every rank that ever took part.
     """
-    steps = sorted(set.intersection(*(set(ids) for ids in recorded)))
-    disagreeing = []
+    steps, disagreeing, incomplete = [], [], []
+    for step in sorted(set().union(*recorded)):
+        world_size = ranks_of_step(data, recorded, step)
+        parts = [ids.get(step) for ids in recorded[:world_size]]
+        if step not in recorded[0]:
+            # Left over from before a restart with fewer ranks, or lost with rank 0.
+            if step > max(recorded[0], default=0):
+                continue
+            incomplete.append(step)
+        elif world_size and (world_size > len(recorded) or None in parts):
+            incomplete.append(step)
+        else:
+            steps.append(step)
+            ids = ids_of_step(data, step)
+            if not world_size or parts != [ids_of_rank(ids, rank, world_size).tolist() for rank in range(world_size)]:
+                disagreeing.append(step)
+    return Agreement(steps, disagreeing, incomplete)
+
+
+def describe_steps(steps: list[int], *, most: int = 20) -> str:
+    """Steps as a short list of ranges: `3, 5-9`."""
+    runs: list[list[int]] = []
     for step in steps:
-        ids = ids_of_step(data, step)
-        expected = [ids[rank :: len(recorded)].tolist() for rank in range(len(recorded))]
-        if expected != [of_rank[step] for of_rank in recorded]:
-            disagreeing.append(step)
-    return Agreement(steps, disagreeing)
+        if runs and step == runs[-1][1] + 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:most])
+    return shown if len(runs) <= most else f"{shown}, ..."

@@ -90,3 +90,65 @@ def test_numpy_header_and_missing_type(tmp_path: Path) -> None:
     assert data["input_ids"][:] == [list(range(8)), list(range(8, 16))]
     with pytest.raises(DataError, match="token_dtype: is not given"):
         load([str(tmp_path / "h.npy")], token_dtype=None, streaming=True)
+
+
+def test_a_change_that_keeps_size_and_time_is_noticed(files: list[str]) -> None:
+    before = os.stat(files[1])
+    assert load(files)["input_ids"][30] != [9] * S
+    np.full(20 * S + 3, 9, np.uint16).tofile(files[1])
+    os.utime(files[1], ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert load(files)["input_ids"][30] == [9] * S
+
+
+@pytest.fixture
+def masks(files: list[str]) -> list[str]:
+    paths = []
+    for number, path in enumerate(files):
+        mask = Path(path).with_suffix(".bool")
+        (np.random.default_rng(number).random(os.path.getsize(path) // 2) < 0.5).tofile(mask)
+        paths.append(str(mask))
+    return paths
+
+
+def expected_masks(files: list[str], masks: list[str]) -> list[list[bool]]:
+    dataset = MemMapDataset(files, sequence_length=S, token_dtype="uint16", label_mask_paths=masks)
+    return [dataset[i]["label_mask"].tolist() for i in range(len(dataset))]
+
+
+def test_label_masks(files: list[str], masks: list[str]) -> None:
+    with_masks = {"label_mask_files": {"train": masks}}
+    data = load(files, **with_masks)
+    assert data.features["label_mask"] == datasets.List(datasets.Value("bool"), length=S)
+    assert data["input_ids"][:] == expected(files)
+    assert data["label_mask"][:] == expected_masks(files, masks)
+    assert load(files, num_proc=2, **with_masks)["label_mask"][:] == expected_masks(files, masks)
+    stream = load(files, streaming=True, instances_per_shard=7, **with_masks)
+    rows = []
+    for row in stream:
+        rows.append(row)
+        if len(rows) == 37:
+            state = stream.state_dict()
+    assert [row["label_mask"] for row in rows] == expected_masks(files, masks)
+    again = load(files, streaming=True, instances_per_shard=7, **with_masks)
+    again.load_state_dict(state)
+    assert list(again) == rows[37:]
+    # Another mask for the same tokens is another data set.
+    np.zeros(os.path.getsize(masks[0]), np.bool_).tofile(masks[0])
+    assert load(files, **with_masks)["label_mask"][0] == [False] * S
+
+
+def test_label_masks_that_do_not_fit(files: list[str], masks: list[str]) -> None:
+    with pytest.raises(DataError, match=r"2 files for the 3 token files of 'train'"):
+        load(files, label_mask_files={"train": masks[:2]}, streaming=True)
+    with pytest.raises(DataError, match=r"has 'validation', which is no split"):
+        load(files, label_mask_files={"train": masks, "validation": masks}, streaming=True)
+    with pytest.raises(DataError, match=r"163 label flags for the 243 tokens"):
+        load(files, label_mask_files={"train": [masks[1], *masks[1:]]}, streaming=True)
+
+
+def test_workers_share_a_stream(files: list[str]) -> None:
+    """A loader's workers each take some shards; every row comes once, in the next epoch too."""
+    stream = load(files, streaming=True, instances_per_shard=7)
+    loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
+    for _ in range(2):
+        assert sorted(row["input_ids"] for row in loader) == sorted(expected(files))

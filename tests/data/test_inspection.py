@@ -10,16 +10,19 @@ import pytest
 from transformers import TrainerState
 
 from olmo_hf.callbacks.args import DataIndicesArgs
-from olmo_hf.callbacks.data_indices import DataIndices
+from olmo_hf.callbacks.data_indices import DataIndices, data_indices_path, read_data_indices, times_read
 from olmo_hf.cli import inspect_data as cli
 from olmo_hf.data.args import InstanceFilterArgs
 from olmo_hf.data.inspection import (
+    Agreement,
     compare_orders,
     compare_with_record,
     dataset_statistics,
+    describe_steps,
     ids_of_rank,
     ids_of_step,
     inspect_instances,
+    ranks_of_step,
 )
 from olmo_hf.data.memmap import MemMapDataset
 from olmo_hf.data.order import DataPosition, OrderedDataset
@@ -146,7 +149,8 @@ def test_what_a_run_recorded_is_compared(
     record(run_dir, order, 2, range(4, 6), shift=1)
     status, said = command(run_dir, "--recorded")
     assert status == 1
-    assert "2 differ from the order: 4, 5" in said
+    assert "2 differ from the order: 4-5" in said
+    assert "1 of them were repeated after a restart: 4\n" in said
     status, said = command(run_dir, "--step", 4, "--recorded", "--rank", 1, "--ids-only")
     assert status == 1
     assert "what was recorded DIFFERS FROM the order" in said
@@ -158,8 +162,26 @@ def test_what_a_run_recorded_is_compared(
 def test_only_steps_that_every_rank_recorded_count(order: OrderedDataset) -> None:
     ids = {step: ids_of_step(order, step) for step in (1, 2)}
     recorded = [{1: ids[1][::2].tolist(), 2: ids[2][::2].tolist()}, {1: ids[1][1::2].tolist()}]
-    assert compare_with_record(order, recorded).steps == [1]
+    assert compare_with_record(order, recorded) == Agreement([1], [], [2])
     assert compare_with_record(order, recorded[::-1]).disagreeing == [1]
+    # Half a share is no share.
+    assert compare_with_record(order, [{1: ids[1][:3].tolist()}]) == Agreement([1], [1], [])
+
+
+def test_a_restart_with_another_number_of_ranks(order: OrderedDataset, tmp_path: Path) -> None:
+    record(tmp_path, order, 4, range(1, 8))
+    record(tmp_path, order, 1, range(5, 7))
+    record(tmp_path, order, 2, range(6, 10))
+    recorded = [read_data_indices(data_indices_path(tmp_path, rank)) for rank in range(4)]
+    assert compare_with_record(order, recorded) == Agreement(list(range(1, 10)), [], [])
+    assert [ranks_of_step(order, recorded, step) for step in range(1, 11)] == [4] * 4 + [1] + [2] * 4 + [0]
+    assert times_read(data_indices_path(tmp_path, 0)) == {1: 1, 2: 1, 3: 1, 4: 1, 5: 2, 6: 3, 7: 2, 8: 1, 9: 1}
+
+
+def test_steps_as_ranges() -> None:
+    assert describe_steps([3, 5, 6, 7, 9]) == "3, 5-7, 9"
+    assert describe_steps(list(range(0, 100, 2)), most=2) == "0, 2, ..."
+    assert describe_steps([]) == ""
 
 
 def test_other_commands(config: Path, command: Command, tmp_path: Path) -> None:
