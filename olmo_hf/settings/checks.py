@@ -78,6 +78,7 @@ def check_lengths(run: RunArgs) -> Iterator[str]:
         yield "training.max_duration: not given; write 300 (steps), '2ep' (epochs) or '5e9T' (tokens)"
     lengths = {
         "training.max_duration": training.max_duration,
+        "training.logging_steps": training.logging_steps,
         "training.save_interval": training.save_interval,
         "training.save_interval_ephemeral": training.save_interval_ephemeral,
         "training.save_interval_unsharded": training.save_interval_unsharded,
@@ -178,7 +179,6 @@ _AT_LEAST: dict[str, float] = {
     "training.loss_chunk_tokens": 1,
     "training.stop_at": 1,
     "training.stop_after": 1,
-    "training.logging_steps": 1,
     "training.scheduler.warmup": 0,
     "training.scheduler.t_max": 1,
     "training.scheduler.alpha_f": 0,

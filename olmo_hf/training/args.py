@@ -206,8 +206,8 @@ class TrainingArgs:
     save_at_start: bool = True
     """Write and read back a checkpoint before the first step: a full disk is found now, not at step 1000."""
 
-    logging_steps: int = 1
-    """Steps between two lines of `metrics.jsonl` and of the trackers."""
+    logging_steps: Duration = 1
+    """Steps, or tokens (`"1e9T"`), between two lines of `metrics.jsonl` and of the trackers."""
 
     bf16: bool = False
     """Mixed precision in bfloat16."""

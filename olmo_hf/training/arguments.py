@@ -148,6 +148,7 @@ def build_training_arguments(
             "stop_step": plan.stop_step,
             "gradient_accumulation_steps": plan.gradient_accumulation_steps,
             "logging_strategy": "steps",
+            "logging_steps": plan.logging_steps,
             "save_strategy": "no",  # `save_intervals` rules
             "save_intervals": plan.save_intervals,
             "eval_strategy": "no",  # evaluations are asked for by the callback, which knows the evaluators

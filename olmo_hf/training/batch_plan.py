@@ -66,6 +66,9 @@ class BatchPlan:
     horizon: Length | None
     """Where the learning rate reaches its floor; None where the curve has none."""
 
+    logging_steps: int
+    """Steps between two logged ones."""
+
     save_intervals: SaveIntervals
     """Steps or minutes between checkpoints of each kind."""
 
@@ -113,7 +116,13 @@ def plan_batches(
     steps_per_epoch = num_instances // global_batch
     units = {"tokens_per_step": tokens_per_step, "steps_per_epoch": steps_per_epoch}
     max_steps, max_tokens = (
-        measure(training.max_duration, step=step, tokens_seen=tokens_seen, **units)
+        measure(
+            training.max_duration,
+            tokens_per_step=tokens_per_step,
+            steps_per_epoch=steps_per_epoch,
+            step=step,
+            tokens_seen=tokens_seen,
+        )
         for measure in (duration_in_steps, duration_in_tokens)
     )
     stops = [max_steps, training.stop_at, None if training.stop_after is None else step + training.stop_after]
@@ -132,6 +141,7 @@ def plan_batches(
         start=start,
         warmup=_warmup_end(training.scheduler, start, tokens_per_step),
         horizon=_horizon(training.scheduler, start, end, tokens_per_step),
+        logging_steps=duration_in_steps(training.logging_steps, key="training.logging_steps", **units),
         save_intervals=_save_intervals(training, **units),
         eval_interval_steps=interval_in_steps(eval_interval, key="evaluation.interval", **units),
     )
@@ -247,6 +257,7 @@ def describe(plan: BatchPlan) -> list[tuple[str, str]]:
         ("this launch stops at", both(Length(plan.stop_step, stop_tokens))),
         ("warm-up ends at", both(plan.warmup)),
         ("learning rate is at its floor from", "never" if plan.horizon is None else both(plan.horizon)),
+        ("log every", every(Interval(plan.logging_steps))),
         ("save every", every(plan.save_intervals.permanent)),
         ("save ephemeral every", every(plan.save_intervals.ephemeral)),
         ("save unsharded every", every(plan.save_intervals.unsharded)),

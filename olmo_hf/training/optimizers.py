@@ -10,9 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from olmo_hf.training.args import TrainingArgs
 from olmo_hf.training.clipping import local_tensor, reduce_over_shards
 from olmo_hf.training.muon import MuonWithAdamW, split_for_muon
 from olmo_hf.training.parameter_groups import WeightDecayRule, describe_groups, parameter_groups
+
+DEFAULT_OPTIM = TrainingArgs.optim
+"""With this value of `optim`, `optimizer` decides."""
 
 
 class OptimizerSettings(Protocol):
@@ -40,6 +44,8 @@ class OptimizerSettings(Protocol):
     def selective_updates(self) -> bool: ...
     @property
     def record_update_metrics(self) -> bool: ...
+    @property
+    def optim(self) -> Any: ...
 
 
 class UpdateRecorder:
@@ -228,12 +234,21 @@ def _groups(model: nn.Module, training: OptimizerSettings) -> list[dict[str, Any
 
 
 def describe_optimizer(model: nn.Module, training: OptimizerSettings) -> list[tuple[str, str]]:
-    """Rows (label, value) of the table printed at the start: the update rule, and who decays."""
-    rule = (
-        f"{training.optimizer}, peak learning rate {training.learning_rate:g}, betas "
-        f"({training.adam_beta1:g}, {training.adam_beta2:g})"
-    )
-    return [("optimizer", rule), *describe_groups(_groups(model, training))]
+    """Rows (label, value) of the table printed at the start: the update rule, and who decays.
+
+    Args:
+        model: may be on the meta device.
+        training: the `training` section.
+    """
+    peak = f"peak learning rate {training.learning_rate:g}"
+    if training.optim == DEFAULT_OPTIM:
+        rule = f"{training.optimizer}, {peak}, betas ({training.adam_beta1:g}, {training.adam_beta2:g})"
+    else:
+        rule = f"{training.optim} (Hugging Face's), {peak}"
+    groups = _groups(model, training)
+    if training.optim == DEFAULT_OPTIM and training.optimizer == "muon":
+        groups = split_for_muon(model, groups)
+    return [("optimizer", rule), *describe_groups(groups)]
 
 
 def build_optimizer(model: nn.Module, training: OptimizerSettings) -> torch.optim.Optimizer:

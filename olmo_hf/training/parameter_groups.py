@@ -111,5 +111,6 @@ def describe_groups(groups: list[dict[str, Any]]) -> list[tuple[str, str]]:
         entries = [kind if count == 1 else f"{kind} (x{count})" for kind, count in kinds.items()]
         elements = sum(parameter.numel() for parameter in group["params"])
         size = f"{len(group['params'])} tensors, {elements:,} elements"
-        rows.append((f"group {number}, weight decay {group['weight_decay']}", f"{size}: {', '.join(entries)}"))
+        muon = ", muon" if group.get("use_muon", False) else ""
+        rows.append((f"group {number}, weight decay {group['weight_decay']}{muon}", f"{size}: {', '.join(entries)}"))
     return rows

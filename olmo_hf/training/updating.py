@@ -5,7 +5,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 from transformers import Trainer
-from transformers.training_args import OptimizerNames
 
 from olmo_hf.distributed import all_agree, gather_objects
 from olmo_hf.errors import TrainingError
@@ -19,7 +18,7 @@ from olmo_hf.training.nan_policy import (
     judge_step,
     not_a_number_message,
 )
-from olmo_hf.training.optimizers import UpdateRecorder, build_optimizer
+from olmo_hf.training.optimizers import DEFAULT_OPTIM, UpdateRecorder, build_optimizer
 from olmo_hf.training.parameter_groups import name_parameters, parameter_groups, parameter_name
 from olmo_hf.training.schedulers import clip_factor_for_update
 from olmo_hf.training.tensor_statistics import detailed_metrics
@@ -48,7 +47,7 @@ class UpdatingTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Identical to `Trainer` except for which parameters decay; `optimizer` rules unless `optim` is set."""
         model = cast(nn.Module, self.model if model is None else model)
-        if self.optimizer is None and self.args.optim == OptimizerNames.ADAMW_TORCH_FUSED:
+        if self.optimizer is None and self.args.optim == DEFAULT_OPTIM:
             self.optimizer = build_optimizer(model, self.args)
         elif self.optimizer is None:
             name_parameters(super().create_optimizer(cast(Any, model)), model)

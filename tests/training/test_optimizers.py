@@ -251,6 +251,23 @@ def test_the_optimizer_is_described():
     assert rows["group 1, weight decay 0.0"].endswith("model.embed_tokens.weight")
 
 
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"optim": "adafactor"}, "adafactor (Hugging Face's), peak learning rate 0.0004"),
+        ({"optimizer": "muon"}, "muon, peak learning rate 0.0004, betas (0.9, 0.95)"),
+    ],
+)
+def test_the_table_says_what_will_run(settings, rule):
+    rows = dict(describe_optimizer(tiny_olmo2(), TrainingArgs(**settings)))
+    assert rows["optimizer"] == rule
+    listed = " ".join(value for label, value in rows.items() if label.startswith("group"))
+    assert "model.layers.*.self_attn.q_proj.weight (x2)" in listed
+    assert [label for label in rows if label.endswith(", muon")] == (
+        ["group 0, weight decay 0.1, muon"] if "optimizer" in settings else []
+    )
+
+
 def train(model, optimizer, steps):
     tokens = torch.arange(32).view(2, 16) % 7
     losses = []
