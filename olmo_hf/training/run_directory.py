@@ -112,12 +112,18 @@ def _refuse_strangers(directory: Path, name: str) -> None:
                 "directory, or name this run like the one to continue"
             )
         return
-    strangers = [p.name for p in directory.iterdir() if p.name not in OWN_FILES and not p.name.startswith(".staging-")]
+    strangers = [path.name for path in directory.iterdir() if not _is_ours(path)]
     if strangers:
         raise CheckpointError(
             f"{directory}: is not empty ({', '.join(sorted(strangers)[:3])}) and holds no run; set "
             "training.output_dir to an empty or a new directory"
         )
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a launch may have left this before it wrote its settings: it locks and fetches checkpoints first."""
+    fetched = bool(commit.CHECKPOINT_NAME.fullmatch(path.name)) and (path / commit.MANIFEST).is_file()
+    return path.name in (*OWN_FILES, commit.LATEST) or path.name.startswith(commit.STAGING_PREFIX) or fetched
 
 
 def _name_in(config: Path) -> str | None:

@@ -7,7 +7,9 @@ they find their parameter whatever the order of the groups.
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from olmo_hf.training.parameter_groups import parameter_name
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 SHARDED_DIR = "sharded"
+READERS = 4
+"""Threads that read a file of whole tensors."""
+
 
 Table = dict[str, torch.Tensor]
 Layout = dict[str, tuple[torch.Size, torch.dtype]]
@@ -112,13 +117,14 @@ class WholeReader:
 
     def fill(self, targets: Table) -> None:
         """Copy into the targets, in place; a sharded target takes its part."""
-        by_file: dict[Path, list[str]] = {}
-        for name in targets:
-            by_file.setdefault(self.where[name], []).append(name)
-        for path, names in by_file.items():
+        by_file: dict[Path, Table] = {}
+        for name, target in targets.items():
+            by_file.setdefault(self.where[name], {})[name.removeprefix(self.prefix)] = target
+        for path, table in by_file.items():
+            left = read_directly(path, table)
             with safe_open(path, framework="pt") as file:
-                for name in names:
-                    _copy_into(targets[name], file, name.removeprefix(self.prefix))
+                for key, target in left.items():
+                    _copy_into(target, file, key)
 
     def layout(self) -> Layout:
         """Shape and type of every tensor."""
@@ -129,6 +135,43 @@ class WholeReader:
                     part = file.get_slice(key)
                     found[self.prefix + key] = (torch.Size(part.get_shape()), SAFETENSORS_DTYPES[part.get_dtype()])
         return found
+
+
+def read_directly(path: Path, table: Table) -> Table:
+    """Read from a safetensors file straight into the memory of tensors; returns those for which that is not possible.
+
+    It is for whole tensors on the CPU of the type that is stored, and needs no memory of its own.
+
+    Raises:
+        CheckpointError: the file ends too early.
+    """
+    with open(path, "rb", buffering=0) as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+
+        def read(key: str) -> None:
+            begin, end = header[key]["data_offsets"]
+            memory = table[key].detach().reshape(-1).view(torch.uint8).numpy().data
+            done = 0
+            while done < end - begin:
+                count = os.preadv(file.fileno(), [memory[done:]], 8 + header_bytes + begin + done)
+                if count == 0:
+                    raise CheckpointError(f"{path}: ends inside {key}")
+                done += count
+
+        def is_direct(key: str, target: torch.Tensor) -> bool:
+            plain = not isinstance(target, DTensor) and target.device.type == "cpu" and target.is_contiguous()
+            stored = header[key]
+            return plain and (target.shape, target.dtype) == (
+                torch.Size(stored["shape"]),
+                SAFETENSORS_DTYPES.get(stored["dtype"]),
+            )
+
+        direct = {key for key, target in table.items() if target.numel() and is_direct(key, target)}
+        with ThreadPoolExecutor(READERS) as readers:
+            for done in [readers.submit(read, key) for key in direct]:
+                done.result()
+    return {key: target for key, target in table.items() if key not in direct}
 
 
 class ShardedReader:
@@ -222,7 +265,8 @@ def restore_model(reader: "WholeReader | ShardedReader", model: nn.Module, *, so
 
 def _has_nan(tensor: torch.Tensor) -> bool:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return bool(local.isnan().any().item()) if local.numel() else False
+    # the sum needs no memory; only when it is no number, which opposite infinities bring about too, is each looked at
+    return bool(local.sum().isnan().item()) and bool(local.isnan().any().item())
 
 
 def _compare_names(here: set[str], there: set[str], source: Path) -> None:
@@ -284,7 +328,7 @@ def _named_parameters_of(
 
 def _like(parameter: nn.Parameter, shape: torch.Size, dtype: torch.dtype, *, on_device: bool) -> torch.Tensor:
     if shape == parameter.shape and shape != torch.Size():
-        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)  # filled before anyone reads it
     return torch.zeros(shape, dtype=dtype, device=parameter.device if on_device else "cpu")
 
 
