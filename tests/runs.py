@@ -87,7 +87,7 @@ def start(config: Path, *words: str, processes: int = 1, script: Path | None = N
 
 def run(config: Path, *words: str, processes: int = 1, timeout_seconds: float = 240, **env: str) -> str:
     """Train to the end; returns what was printed by all launches so far."""
-    process = start(config, *words, processes=processes, **env)
+    process = start(config, *words, processes=processes, script=None, **env)
     code = process.wait(timeout=timeout_seconds)
     text = (config.parent / "log.txt").read_text(errors="replace")
     assert code == 0, text[-4000:]

@@ -1,5 +1,6 @@
 """The part of the trainer that updates: gradients judged, measured and clipped, the optimizer, and what they tell."""
 
+import math
 from typing import Any, cast
 
 import torch
@@ -205,7 +206,8 @@ class UpdatingTrainer(Trainer):
         if self._details and self._clipper is not None:
             norms = self._clipper.running_norms
             values = torch.stack(list(norms.values())).tolist()
-            metrics.update({f"optim/grad_norm_exp_avg/{name}": v for name, v in zip(norms, values, strict=True)})
+            known = {name: value for name, value in zip(norms, values, strict=True) if not math.isnan(value)}
+            metrics.update({f"optim/grad_norm_exp_avg/{name}": value for name, value in known.items()})
         metrics.update(self._details)
         self._details = {}
         if isinstance(self.inner_optimizer, UpdateRecorder):

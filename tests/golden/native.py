@@ -44,6 +44,15 @@ def to_hf(native: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return weights
 
 
+def parts_of(native_name: str) -> list[str]:
+    """Hugging Face's names of what one native tensor holds, in order."""
+    name = native_name.removeprefix("module.")
+    if name in TOP:
+        return [TOP[name]]
+    _, _, layer, rest = name.split(".", 3)
+    return [f"model.layers.{layer}.{part}" for part in (SPLIT[rest] if rest in SPLIT else (WHOLE[rest],))]
+
+
 def olmo2_config(model: dict[str, Any]) -> OlmoHfConfig:
     """The configuration of a native OLMo-2 model without grouped heads."""
     return OlmoHfConfig(
