@@ -133,6 +133,21 @@ def test_workers_and_epochs_change_nothing(tmp_path: Path, workers: int) -> None
     assert torch.stack(per_rank, dim=-1).reshape(14, 8).tolist() == expected.reshape(14, 8).tolist()
 
 
+def test_ranks_share_an_epoch_without_overlap(tmp_path: Path) -> None:
+    """41 instances, 2 ranks, micro-batches of 2, 2 of them a step: 5 steps of 8, one instance left over."""
+    data = ordered(numbered(tmp_path, 41), DataPosition(), 8)
+    seen = []
+    for rank in range(2):
+        sampler = GlobalBatchSampler(
+            steps=data.steps_per_epoch, global_batch_size=8, per_device_batch_size=2, rank=rank, world_size=2
+        )
+        loader = DataLoader(data, batch_sampler=sampler, collate_fn=DataCollator(0))
+        seen.append(torch.cat([batch["index"] for batch in loader]).tolist())
+    assert [len(ids) for ids in seen] == [41 // 8 * 4] * 2
+    assert not set(seen[0]) & set(seen[1])
+    assert len(set(seen[0]) | set(seen[1])) == 40
+
+
 def test_micro_batches_cut_a_step_and_never_cross_it() -> None:
     sampler = GlobalBatchSampler(steps=2, global_batch_size=10, per_device_batch_size=3, rank=1, world_size=2)
     assert list(sampler) == [[1, 3, 5], [7, 9], [11, 13, 15], [17, 19]]
