@@ -321,8 +321,10 @@ class OlmoHfConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict[str, Any], dict]:
-        """Identical to the parent's, but stock `olmo2` and `olmo` files are understood."""
+        """Identical to the parent's, but stock `olmo2` and `olmo` files are understood, and one must be there."""
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if "model_type" not in config_dict:  # the parent goes on with its defaults
+            raise ValueError(f"{pretrained_model_name_or_path}: no config.json, or one without a model_type")
         return cls.from_stock_dict(config_dict), kwargs
 
     @classmethod

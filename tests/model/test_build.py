@@ -233,3 +233,23 @@ def test_stock_checkpoint_has_the_same_loss(tmp_path):
     assert isinstance(model, OlmoHfForCausalLM)
     ids = token_ids(2, 32)
     assert torch.equal(model(ids, labels=ids).loss, stock(ids, labels=ids).loss)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("config.json", None, "no config.json"),  # transformers alone would build the default of 7B parameters
+        ("config.json", "{}", "without a model_type"),
+        ("config.json", "{", "not a valid JSON file"),
+        ("config.json", '{"model_type": "llama"}', "model_type llama"),
+        ("model.safetensors", None, "model.safetensors"),
+    ],
+)
+def test_starting_points_with_a_missing_or_foreign_file(tmp_path, file, content, words):
+    tiny_model().save_pretrained(tmp_path)
+    (tmp_path / file).unlink()
+    if content is not None:
+        (tmp_path / file).write_text(content)
+    with pytest.raises((ConfigError, CheckpointError), match=r"model\.init_from") as caught:
+        build_model(ModelArgs(init_from=str(tmp_path)), seed=0)
+    assert words in str(caught.value)

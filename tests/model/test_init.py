@@ -110,7 +110,7 @@ def test_building_on_meta_and_filling_later_gives_the_same(tmp_path):
 UNEVEN = TINY | {"vocab_size": 2 * ROWS_PER_BLOCK + 101, "intermediate_size": 67, "attention_bias": True}
 
 
-def worker(rank, folder, mesh_shape):
+def worker(rank, folder, mesh_shape, settings):
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -120,7 +120,7 @@ def worker(rank, folder, mesh_shape):
         timeout=timedelta(seconds=120),
     )
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("replicate", "shard")[-len(mesh_shape) :])
-    model = build_model(ModelArgs(config=UNEVEN), seed=7, device="meta")
+    model = build_model(ModelArgs(config=settings), seed=7, device="meta")
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -133,13 +133,19 @@ def worker(rank, folder, mesh_shape):
 
 
 @pytest.mark.parametrize(
-    "mesh_shape",
-    [(2,), pytest.param((3,), marks=pytest.mark.slow), pytest.param((2, 2), marks=pytest.mark.slow)],
-    ids=["fsdp2", "fsdp3", "hsdp"],
+    ("mesh_shape", "tied"),
+    [
+        ((2,), False),
+        pytest.param((3,), True, marks=pytest.mark.slow),
+        pytest.param((2, 2), False, marks=pytest.mark.slow),
+    ],
+    ids=["fsdp2", "fsdp3_tied", "hsdp"],
 )
-def test_every_sharding_starts_from_the_same_weights(tmp_path, mesh_shape):
-    mp.start_processes(worker, args=(str(tmp_path), mesh_shape), nprocs=math.prod(mesh_shape), start_method="spawn")
-    expected = dict(build_model(ModelArgs(config=UNEVEN), seed=7).named_parameters())
+def test_every_sharding_starts_from_the_same_weights(tmp_path, mesh_shape, tied):
+    settings = UNEVEN | {"tie_word_embeddings": tied}
+    given = str(tmp_path), mesh_shape, settings
+    mp.start_processes(worker, args=given, nprocs=math.prod(mesh_shape), start_method="spawn")
+    expected = dict(build_model(ModelArgs(config=settings), seed=7).named_parameters())
     found = load_file(tmp_path / "whole.safetensors")
     assert found.keys() == expected.keys()
     for name, parameter in expected.items():
