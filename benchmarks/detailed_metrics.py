@@ -3,8 +3,8 @@
 python benchmarks/detailed_metrics.py [CONFIG.yaml] [--steps 40] [--interval 10] [--repeats 3]
 
 By default on the architecture and batch of configs/tiny/cpu.yaml, on random tokens. Both trainers take turns in one
-process; a step is timed from its first to its last callback, logging included. Printed is the share by which the median
-round of steps is longer.
+process; a step is timed from its first callback to its log line. Printed is the share by which the median round of
+steps is longer.
 """
 
 import argparse

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from transformers import TrainingArguments
 
+from olmo_hf.errors import ConfigError
 from olmo_hf.training.args import SchedulerArgs, TrainingArgs
 from olmo_hf.training.batch_plan import BatchPlan
 from olmo_hf.training.durations import SaveIntervals
@@ -135,27 +136,32 @@ def build_training_arguments(
         plan: batch sizes and lengths (`plan_batches`).
         run_dir: the run directory.
         data_loading: the `dataloader_*` arguments, from the `data` section.
+
+    Raises:
+        ConfigError: what Hugging Face's arguments refuse.
     """
     known = {field.name for field in fields(OlmoTrainingArguments)}
     same_name = {f.name: getattr(training, f.name) for f in fields(TrainingArgs) if f.name in known}
-    return OlmoTrainingArguments(
-        **{
-            **same_name,
-            "output_dir": str(run_dir),
-            "report_to": list(training.report_to) or "none",
-            "max_steps": plan.max_steps,
-            "max_tokens": plan.max_tokens,
-            "stop_step": plan.stop_step,
-            "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-            "logging_strategy": "steps",
-            "logging_steps": plan.logging_steps,
-            "save_strategy": "no",  # `save_intervals` rules
-            "save_intervals": plan.save_intervals,
-            "eval_strategy": "no",  # evaluations are asked for by the callback, which knows the evaluators
-            "disable_tqdm": True,  # the console callback draws the progress
-            "ignore_data_skip": True,  # the order starts at the right instance by itself
-            "use_cache": True,  # what a saved model should do in generation; training never uses the cache
-            **data_loading,
-            **training.transformers,
-        }
-    )
+    settings: dict[str, Any] = {
+        **same_name,
+        "output_dir": str(run_dir),
+        "report_to": list(training.report_to) or "none",
+        "max_steps": plan.max_steps,
+        "max_tokens": plan.max_tokens,
+        "stop_step": plan.stop_step,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "logging_strategy": "steps",
+        "logging_steps": plan.logging_steps,
+        "save_strategy": "no",  # `save_intervals` rules
+        "save_intervals": plan.save_intervals,
+        "eval_strategy": "no",  # evaluations are asked for by the callback, which knows the evaluators
+        "disable_tqdm": True,  # the console callback draws the progress
+        "ignore_data_skip": True,  # the order starts at the right instance by itself
+        "use_cache": True,  # what a saved model should do in generation; training never uses the cache
+        **data_loading,
+        **training.transformers,
+    }
+    try:
+        return OlmoTrainingArguments(**settings)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"training: {error}; mend or remove the setting that this is about") from error

@@ -6,9 +6,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 from transformers import Trainer
+from transformers.training_args import OptimizerNames
 
 from olmo_hf.distributed import all_agree, gather_objects
-from olmo_hf.errors import TrainingError
+from olmo_hf.errors import ConfigError, TrainingError
 from olmo_hf.training.arguments import OlmoTrainingArguments
 from olmo_hf.training.clipping import AdaptiveClipper, GradientNorms, clip_by_global_norm, gradient_norms
 from olmo_hf.training.nan_policy import (
@@ -51,7 +52,11 @@ class UpdatingTrainer(Trainer):
         if self.optimizer is None and self.args.optim == DEFAULT_OPTIM:
             self.optimizer = build_optimizer(model, self.args)
         elif self.optimizer is None:
-            name_parameters(super().create_optimizer(cast(Any, model)), model)
+            try:
+                name_parameters(super().create_optimizer(cast(Any, model)), model)
+            except (ImportError, ValueError) as error:
+                name = OptimizerNames(self.args.optim).value
+                raise ConfigError(f"training.optim: found {name!r}, which cannot be had here: {error}") from error
         return cast(torch.optim.Optimizer, self.optimizer)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:

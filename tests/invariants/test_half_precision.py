@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from safetensors.torch import load_file
 
+from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
 from tests import runs
 from tests.invariants.test_split import FSDP
+from tests.served import Ranks
 
 STEPS = 6
 
@@ -17,6 +21,40 @@ def trained(directory: Path, *, processes: int = 1, env: dict[str, str] | None =
     )
     runs.run(config, processes=processes, **(env or {}))
     return runs.losses(directory / "run")
+
+
+def test_masters_and_moments_are_float32_from_a_bfloat16_start_and_after_a_restart(one: Ranks, tmp_path: Path) -> None:
+    settings = {"bf16": True, "use_cpu": True, "max_duration": 4, "save_interval": None}
+    source = runs.write_run(tmp_path / "source", **settings)
+    one.run(source, "--training.stop_at=1")
+    start = OlmoHfForCausalLM.from_pretrained(tmp_path / "source" / "run" / "latest", dtype=torch.bfloat16)
+    start.save_pretrained(tmp_path / "start")
+    assert set(dtypes(tmp_path / "start")) == {torch.bfloat16}
+    config = runs.write_run(tmp_path / "on", **settings)
+    fields = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump({**fields, "model": {"init_from": str(tmp_path / "start")}}))
+    for stop in ("--training.stop_at=2", "--training.stop_at=3"):
+        one.run(config, stop)
+        assert set(dtypes(tmp_path / "on" / "run" / "latest")) == {torch.float32}
+    moments = load_file(tmp_path / "on" / "run" / "latest" / "optimizer.safetensors")
+    assert any(not torch.equal(t, t.bfloat16().float()) for name, t in moments.items() if "exp_avg" in name)
+
+
+def dtypes(directory: Path) -> list[torch.dtype]:
+    """Of all floating-point tensors of a checkpoint, moments included."""
+    tensors = [t for file in directory.glob("*.safetensors") for t in load_file(file).values()]
+    return [t.dtype for t in tensors if t.is_floating_point() and t.ndim > 0]
+
+
+def test_bfloat16_follows_float32(one: Ranks, tmp_path: Path) -> None:
+    found = []
+    for name, settings in (("fp32", {}), ("bf16", {"bf16": True, "use_cpu": True})):
+        changes = {"dropout": 0.0, "max_duration": STEPS, "save_interval": None, "learning_rate": 1e-3}
+        one.run(runs.write_run(tmp_path / name, **changes, **settings))
+        found.append(runs.losses(tmp_path / name / "run"))
+    exact, half = found
+    assert [loss for loss, _, _ in half.values()] == pytest.approx([loss for loss, _, _ in exact.values()], rel=2**-11)
+    assert exact != half
 
 
 @pytest.mark.slow
