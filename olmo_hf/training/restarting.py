@@ -1,10 +1,12 @@
 """The part of the trainer that a restart depends on: the order of the data, checkpoints, and taking a run up again."""
 
+import logging
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
@@ -19,7 +21,10 @@ from olmo_hf.training.rotation import Keep
 from olmo_hf.training.saving import CheckpointSaver, build_saver
 from olmo_hf.training.snapshot import Snapshot
 from olmo_hf.training.state import RunState, compare_identity, load_run_state
+from olmo_hf.training.token_clock import TokenClockLR
 from olmo_hf.training.worker_signals import outlive_first_request
+
+logger = logging.getLogger(__name__)
 
 
 class RestartingTrainer(LearningTrainer):
@@ -140,6 +145,7 @@ class RestartingTrainer(LearningTrainer):
         self._require_same_run(checkpoint, state)
         if self.args.reset_trainer_state or not isinstance(self.train_dataset, OrderedDataset):
             return
+        self.args.ignore_data_skip = True  # the order begins in the right place; the Trainer would skip once more
         position = state.position if self.args.restore_dataloader or is_own else DataPosition()
         if not is_own and self.args.start_epoch is not None and self.args.start_epoch != position.epoch:
             position = DataPosition(epoch=self.args.start_epoch)
@@ -207,13 +213,15 @@ class RestartingTrainer(LearningTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Identical to `Trainer` except that model and optimizer are read here, whatever the number of ranks.
 
-        The scheduler needs nothing: its clock was set from the restored counters when it was made.
+        The curve of the learning rate is this launch's: our scheduler's clock was set from the restored counters when
+        it was made, and Hugging Face's are moved on to where the run stands.
         """
         if checkpoint is None:
             return
         optimizer = None if self.args.reset_optimizer else self.inner_optimizer
         extra = checkpoints.restore_tensors(Path(checkpoint), self.plain_model, optimizer)
         self._load_extra_tensors(extra)
+        move_on(self.lr_scheduler, self.state.global_step)
         if self.resumed_from is not None:
             self._load_callback_states(self.resumed_from.callbacks)
 
@@ -283,3 +291,19 @@ class RestartingTrainer(LearningTrainer):
             tokenizer=cast("PreTrainedTokenizerBase | None", self.processing_class),
             extra=self._extra_tensors(),
         )
+
+
+def move_on(scheduler: Any, step: int) -> None:
+    """Bring a scheduler of torch from its beginning to where it stands after so many steps."""
+    if isinstance(scheduler, TokenClockLR) or step == 0:
+        return
+    if isinstance(scheduler, ReduceLROnPlateau):
+        logger.warning("the learning rate starts anew: what %s has seen cannot be known", type(scheduler).__name__)
+        return
+    scheduler._step_count = step  # or torch warns that the optimizer has not stepped
+    if isinstance(scheduler, LambdaLR):  # a function of the step alone
+        scheduler.last_epoch = step - 1
+        scheduler.step()
+        return
+    for _ in range(step):
+        scheduler.step()
