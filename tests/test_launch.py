@@ -1,0 +1,57 @@
+"""The command line of `train_hf.py`, and how failures are told to people."""
+
+from pathlib import Path
+
+import pytest
+
+from olmo_hf.errors import CheckpointError, ConfigError
+from olmo_hf.launch import Options, read_command_line, run_and_report, run_directory
+
+
+def test_the_configuration_the_switches_and_the_rest():
+    words = ["run.yaml", "--training.seed=3", "--dry_run", "--skip_data", "--no-evaluation.on_load"]
+    expected = Options(Path("run.yaml"), True, True, ["--training.seed=3", "--no-evaluation.on_load"])
+    assert read_command_line(words) == expected
+    assert read_command_line(["run.yaml", "--dry-run"]) == Options(Path("run.yaml"), True, False, [])
+
+
+def test_only_a_dry_run_can_skip_its_data():
+    with pytest.raises(ConfigError, match="--dry_run"):
+        read_command_line(["run.yaml", "--skip_data"])
+
+
+def fail(words):
+    raise CheckpointError("first line\nthe disk is full")
+
+
+def test_an_error_for_people_is_a_sentence_and_exit_code_2(capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("OLMO_HF_DEBUG", raising=False)
+    assert run_and_report(fail, []) == 2
+    said = capsys.readouterr().err
+    assert "error: first line\nthe disk is full" in said
+    assert "Traceback" not in said
+
+
+def test_other_ranks_say_it_in_a_line(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    assert run_and_report(fail, []) == 2
+    assert capsys.readouterr().err == "rank 3: error: the disk is full\n"
+
+
+def test_debugging_shows_where(capsys, monkeypatch):
+    monkeypatch.setenv("OLMO_HF_DEBUG", "1")
+    assert run_and_report(fail, []) == 2
+    assert "in fail" in capsys.readouterr().err
+
+
+def test_exit_codes_pass_through():
+    assert run_and_report(lambda words: 143, []) == 143
+
+
+@pytest.mark.parametrize(("given", "expected"), [("", Path("runs/mine")), ("/elsewhere/x", Path("/elsewhere/x"))])
+def test_where_a_run_lives(given, expected):
+    from olmo_hf.args import RunArgs
+    from olmo_hf.training.args import TrainingArgs
+
+    assert run_directory(RunArgs(name="mine", training=TrainingArgs(output_dir=given))) == expected
