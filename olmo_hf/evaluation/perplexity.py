@@ -5,7 +5,7 @@ Shapes: `B` batch, `S` sequence, `V` vocabulary.
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -78,7 +78,7 @@ class PerplexityEvaluator:
         self,
         label: str,
         dataset: Any,
-        collate: Callable[[Sequence[Any]], dict[str, Any]],
+        collate: Callable[[Sequence[Any]], Mapping[str, Any]],
         *,
         batch_size: int,
         max_instances: int | None = None,
