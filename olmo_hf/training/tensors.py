@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from olmo_hf.errors import CheckpointError
+from olmo_hf.model.conversion.safe_load import check_index
 from olmo_hf.training.parameter_groups import parameter_name
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -180,6 +181,7 @@ class ShardedReader:
     def __init__(self, directory: Path):
         self.directory = directory
         try:
+            check_index(directory)  # torch unpickles this file without looking at what it names
             metadata = dcp.FileSystemReader(directory).read_metadata()
         except Exception as error:
             raise CheckpointError(
