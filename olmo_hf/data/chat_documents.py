@@ -82,6 +82,8 @@ class ChatEncoder:
 
     def _spoken(self, messages: list[dict[str, Any]], number: int, text: str, place: str) -> tuple[int, int]:
         """Where in the text an assistant's message begins and ends."""
+        if not isinstance(messages[number].get("content"), str):
+            raise BadDocumentError(f"{place}: the content of an assistant's message must be text")
         until = self._text(messages[: number + 1])
         if not text.startswith(until):
             raise BadDocumentError(f"{place}: the chat template renders earlier turns anew with every turn")

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +144,7 @@ def _file_documents(file: SourceFile, column: str) -> Iterator[tuple[Any, str, i
             with open_source(file.path) as stream:
                 for number, line in enumerate(stream, 1):
                     yield line, f"{file.path}:{number}", len(line)
-        except (OSError, EOFError, RuntimeError) as error:
+        except (OSError, EOFError, RuntimeError, zlib.error) as error:
             # The rest of such a file is never left out silently.
             raise DataError(f"{file.path}: cannot be read to its end ({error}); restore it and start again") from error
     else:

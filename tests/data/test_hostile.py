@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from olmo_hf.data.args import DataArgs
@@ -165,6 +165,7 @@ def test_a_manifest_comes_back(tmp_path: Path) -> None:
         st.integers(1_000, 200_000).map(lambda depth: b"[" * depth),
     ),
 )
+@example(suffix=".jsonl.gz", content=b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x00\x06")
 def test_any_bytes_as_documents(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"a{suffix}"
     path.write_bytes(content)
@@ -200,6 +201,7 @@ MESSAGES = st.lists(
 
 
 @REUSES
+@example(values=[[{"role": "assistant", "content": None}]])
 @given(values=st.lists(JSON | SURROGATES | MESSAGES, min_size=1, max_size=6))
 def test_any_documents_are_tokens_or_named(encoder: BatchEncoder, values: list) -> None:
     """Every document of a batch gives tokens and one end of text, or is empty, or is named as bad; none is lost."""
