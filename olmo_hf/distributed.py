@@ -23,6 +23,10 @@ def start_processes() -> None:
     enable_fsdp_on_cpu()
     from accelerate import PartialState
 
+    if not torch.accelerator.is_available():
+        # The launcher passes `use_cpu` on with some distributed types only; without it transformers and Accelerate
+        # take every process for the only one. Where there is no accelerator there is nothing to decide.
+        os.environ["ACCELERATE_USE_CPU"] = "true"
     cpu = os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true"
     state = PartialState(cpu=cpu)
     announced = int(os.environ.get("WORLD_SIZE", "1"))

@@ -13,7 +13,7 @@ from transformers import PrinterCallback
 from olmo_hf.data.collator import DataCollator
 from olmo_hf.data.memmap import MemMapDataset
 from olmo_hf.data.order import DataPosition, OrderedDataset
-from olmo_hf.distributed import enable_fsdp_on_cpu, fsdp_requested
+from olmo_hf.distributed import enable_fsdp_on_cpu, fsdp_requested, world_size
 from olmo_hf.errors import ConfigError
 from olmo_hf.training.evaluating import Evaluator, run_evaluators
 from olmo_hf.training.flow import SaveSchedule
@@ -54,6 +54,11 @@ class OlmoTrainer(RestartingTrainer):
             kwargs.setdefault("data_collator", DataCollator(pad_token_id=0))
         super().__init__(model, args, callbacks=callbacks, **kwargs)
         self.remove_callback(PrinterCallback)
+        if self.args.world_size != world_size():
+            raise ConfigError(
+                f"{world_size()} processes take part, but the training arguments know of {self.args.world_size}: set "
+                "use_cpu=True (or ACCELERATE_USE_CPU=true) before they are made, where there is no accelerator"
+            )
         if fsdp_requested() and not self.is_fsdp_enabled:
             raise ConfigError("the launcher asked for FSDP, but the model is not sharded: check the accelerate config")
         if isinstance(self.train_dataset, MemMapDataset):
