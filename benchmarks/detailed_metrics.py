@@ -1,6 +1,6 @@
 """What the detailed metrics (`training.optimizer_metrics_steps`) cost: time of a step without them and with them.
 
-python benchmarks/detailed_metrics.py [CONFIG.yaml] [--steps 40] [--interval 10] [--repeats 3]
+python benchmarks/detailed_metrics.py [CONFIG.yaml] [--steps 20] [--interval 10] [--repeats 3]
 
 By default on the architecture and batch of configs/tiny/cpu.yaml, on random tokens. Both trainers take turns in one
 process; a step is timed from its first callback to its log line. Printed is the share by which the median round of
@@ -68,7 +68,7 @@ def seconds_of(run: Any, dataset: MemMapDataset, *, steps: int, interval: int | 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", nargs="?", default=str(ROOT / "configs" / "tiny" / "cpu.yaml"))
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--interval", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
