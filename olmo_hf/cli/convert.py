@@ -129,7 +129,7 @@ def _make_resumable(source: Path, wanted: "Checkpoint", directory: Path) -> list
         files=commit.describe_files(directory, sorted(names)),
         versions={package: version(package) for package in ("torch", "transformers", "accelerate")},
     )
-    commit.write_json(directory / commit.MANIFEST, vars(manifest))
+    commit.write_manifest(directory, manifest)
     return [f"a run can go on from here at step {state.step}: set training.resume to this directory"]
 
 
