@@ -8,13 +8,18 @@ TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)
 
 DATA := data/quickstart
 RUN := runs/tiny
+PROSE := data/two-stage/prose
+TWO_STAGE := examples/two_stage
+TWO_STAGE_RUNS := runs/two-stage
+SEEDS := 42 666 42069
+LAUNCH := $(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml train_hf.py
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test check torture bench docs clean
+.PHONY: help setup quickstart example-two-stage test check torture bench docs guide clean
 
 help:  ## lists these commands
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1 - \2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## makes .venv with the tested versions of everything
 
@@ -26,7 +31,7 @@ $(READY): constraints.txt setup.py
 	touch $@
 
 quickstart: $(READY) $(DATA)/train/manifest.json  ## trains a first OLMo-2 on this machine, in minutes
-	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml train_hf.py configs/tiny/cpu.yaml
+	$(LAUNCH) configs/tiny/cpu.yaml
 	$(BIN)/python examples/sample.py $(RUN)/latest
 	$(BIN)/olmo-hf report $(RUN)
 	@printf '%s\n' '' \
@@ -48,6 +53,25 @@ $(DATA)/train/manifest.json: | $(READY)
 	  --pattern '*.py' --exclude site-packages --exclude lib2to3 \
 	  --train-tokenizer 4096 --output $(DATA)
 
+example-two-stage: $(READY) $(DATA)/train/manifest.json $(PROSE)/train/manifest.json  ## stage 1, three seeds of stage 2, their average, all five compared
+	$(LAUNCH) $(TWO_STAGE)/stage1.yaml
+	for seed in $(SEEDS); do \
+	  $(LAUNCH) $(TWO_STAGE)/stage2.yaml --name=seed$$seed --training.seed=$$seed || exit 1; \
+	done
+	rm -rf $(TWO_STAGE_RUNS)/soup
+	$(BIN)/olmo-hf average $(foreach seed,$(SEEDS),$(TWO_STAGE_RUNS)/seed$(seed)) -o $(TWO_STAGE_RUNS)/soup
+	$(BIN)/python $(TWO_STAGE)/compare.py $(TWO_STAGE)/stage2.yaml --output $(TWO_STAGE_RUNS)/comparison \
+	  stage1=$(TWO_STAGE_RUNS)/stage1/latest $(foreach seed,$(SEEDS),seed$(seed)=$(TWO_STAGE_RUNS)/seed$(seed)/latest) \
+	  soup=$(TWO_STAGE_RUNS)/soup
+	$(BIN)/olmo-hf report $(foreach name,stage1 $(SEEDS:%=seed%) soup,$(TWO_STAGE_RUNS)/$(name)) -o $(TWO_STAGE_RUNS)
+
+# Prose without a download: what the installed packages say of themselves.
+$(PROSE)/train/manifest.json: $(DATA)/train/manifest.json
+	$(BIN)/olmo-hf prepare-data \
+	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+	  --pattern METADATA --pattern '*.md' --pattern '*.rst' --validation-fraction 0.1 \
+	  --tokenizer $(DATA)/tokenizer --output $(PROSE)
+
 test: $(READY)  ## runs all tests but the slow ones
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
@@ -65,6 +89,9 @@ bench: $(READY)  ## measures what is claimed about speed and memory
 
 docs: $(READY)  ## writes the generated pages of docs/ and the tree in the README anew
 	$(BIN)/python docs/generate.py
+
+guide: $(READY)  ## builds docs/ as a site in build/guide, offline; fails at a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean:  ## removes caches and built packages; data, runs and .venv stay
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

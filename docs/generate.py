@@ -1,4 +1,4 @@
-"""Writes the pages that follow from the code: docs/configuration.md and the tree in README.md.
+"""Writes what follows from the code: docs/configuration.md, the tree in README.md, the list of pages and its site.
 
 python docs/generate.py
 """
@@ -6,6 +6,7 @@ python docs/generate.py
 import ast
 import dataclasses
 import inspect
+import json
 import sys
 import typing
 from collections.abc import Iterator
@@ -19,21 +20,43 @@ from olmo_hf.args import RunArgs  # noqa: E402
 from olmo_hf.settings.declared_elsewhere import REPLACED  # noqa: E402
 from olmo_hf.settings.values import accepts_none, block_type, members  # noqa: E402
 
+# The pages of the guide in the order in which they are read. A page that is not named here comes last.
+GUIDE = {
+    "start.md": "from nothing to a model, and what to try next",
+    "your-own-data.md": "text to token files",
+    "resume-and-faults.md": "kill it, go on, and what the messages mean",
+    "many-gpus-and-nodes.md": "from one process to many machines",
+    "stages-and-soups.md": "a second stage from the end of the first, and averages of its seeds",
+    "scaling-ladder.md": "small runs that foretell large ones",
+    "evaluation.md": "perplexity and tasks, in the loop and afterwards",
+    "watching-and-stopping.md": "what a run tells, and how it is stopped",
+    "spikes-and-the-flight-recorder.md": "what the model saw when the loss jumped",
+    "conversion.md": "checkpoints of the original, of Hugging Face and of runs, one into another",
+    "original-configs.md": "configuration files of the original as input",
+    "coming-from.md": "what was X is now Y: for users of OLMo, of the plain Trainer and of small training loops",
+    "faq.md": "questions that people ask, and the answers here",
+    "configuration.md": "every setting",
+    "parity.md": "how the numbers compare with the original OLMo trainer",
+    "architecture.md": "where do I change X?",
+}
+GUIDE_START, GUIDE_END = "<!-- pages -->", "<!-- end of pages -->"
+NAV_START = "nav:  # written by docs/generate.py\n"
 TREE_START, TREE_END = "<!-- tree -->", "<!-- end of tree -->"
 
 # What files that cannot speak for themselves are.
 FILES = {
     "train_hf.py": None,
-    "Makefile": "setup, quickstart, test, check, torture, bench, docs",
+    "Makefile": "setup, quickstart, example-two-stage, test, check, torture, bench, docs, guide",
     "setup.py": None,
     "constraints.txt": "the exact versions that are tested",
     "pyproject.toml": "settings of ruff, mypy and pytest",
+    "mkdocs.yml": "the guide as a site",
     ".ci/run": "what a change must pass",
 }
 FOLDERS = {
     "accelerate_configs": "one file per way to run; each begins with its launch line",
     "configs": "complete runs",
-    "examples": "small programs that use the results with stock transformers",
+    "examples": "small programs that use the results with stock transformers; two stages and a soup",
     "benchmarks": "what is claimed about speed and memory, to measure again",
     "docs": "the guide",
     "tests": "the same folders as olmo_hf/, and golden, parity, invariants, crash, house",
@@ -195,9 +218,40 @@ def readme() -> str:
     return f"{before}{TREE_START}\n```text\n{tree()}\n```\n{TREE_END}{after}"
 
 
+def guide_pages() -> list[tuple[str, str, str]]:
+    """File, title and description of every page of the guide that there is."""
+    docs = ROOT / "docs"
+    there = sorted(path.name for path in docs.glob("*.md") if path.name not in GUIDE and path.name != "index.md")
+    names = [name for name in GUIDE if (docs / name).exists() or name == "configuration.md"] + there
+    found = []
+    for name in names:
+        text = CONFIGURATION_HEAD if name == "configuration.md" else (docs / name).read_text(encoding="utf-8")
+        found.append((name, text.split("\n", 1)[0].removeprefix("# ").strip(), GUIDE.get(name, "")))
+    return found
+
+
+def index_page() -> str:
+    """docs/index.md with the list of pages of today."""
+    before, rest = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").split(GUIDE_START)
+    lines = [f"- [{title}]({name})" + (f": {says}" if says else "") for name, title, says in guide_pages()]
+    return f"{before}{GUIDE_START}\n" + "\n".join(lines) + f"\n{GUIDE_END}{rest.split(GUIDE_END)[1]}"
+
+
+def site() -> str:
+    """mkdocs.yml with the pages of today."""
+    before = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split(NAV_START)[0]
+    rows = [f"  - {json.dumps(title)}: {name}" for name, title, _ in [("index.md", "The guide", ""), *guide_pages()]]
+    return before + NAV_START + "\n".join(rows) + "\n"
+
+
 def pages() -> dict[Path, str]:
     """Every generated file with the text it must have."""
-    return {ROOT / "docs" / "configuration.md": configuration_page(), ROOT / "README.md": readme()}
+    return {
+        ROOT / "docs" / "configuration.md": configuration_page(),
+        ROOT / "docs" / "index.md": index_page(),
+        ROOT / "mkdocs.yml": site(),
+        ROOT / "README.md": readme(),
+    }
 
 
 if __name__ == "__main__":

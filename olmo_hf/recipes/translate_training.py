@@ -88,10 +88,13 @@ def translate_scheduler(ledger: Ledger) -> None:
         return
     ledger.keep(steps, "training.scheduler.grad_clip_warmup")
     ledger.keep(factor, "training.scheduler.grad_clip_warmup_factor")
-    written = "the raised limit holds from the first step"
     ledger.differ(
-        steps, written=written, executed="it holds from the second step to one step later", taken=written + " (always)"
+        steps,
+        written="the raised limit holds from the first step",
+        executed="it holds from the second step to one step later",
     )
+    if not ledger.executed:
+        ledger.put("training.scheduler.grad_clip_warmup_lags", False, "the limit as the file says it")
 
 
 def translate_clipping(ledger: Ledger) -> None:

@@ -54,6 +54,10 @@ class SchedulerArgs:
     grad_clip_warmup_factor: float | None = None
     """Factor on the clipping limits during `grad_clip_warmup`."""
 
+    grad_clip_warmup_lags: bool = True
+    """As in the original, the limits of an update are those of the clock before it, and the first update has the plain
+    ones. False: those of the clock after it, from the first update on."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingArgs:

@@ -150,16 +150,20 @@ def clip_warmup_factor(args: SchedulerArgs, current: float) -> float:
     return 1.0 if current > args.grad_clip_warmup else args.grad_clip_warmup_factor
 
 
-def clip_factor_for_update(args: SchedulerArgs, *, completed: float) -> float:
+def clip_factor_for_update(args: SchedulerArgs, *, completed: float, after: float) -> float:
     """Factor on the clipping limits of the next update.
 
-    As in the original, limits follow the clock one update behind, and the very first update of a run is not warmed.
-    Unlike it, the first update after a restart is no exception: the factor depends on the clock alone.
+    As in the original, limits follow the clock one update behind, and the very first update of a run is not warmed,
+    unless `grad_clip_warmup_lags` is off. Unlike it, the first update after a restart is no exception: the factor
+    depends on the clock alone.
 
     Args:
         args: the `training.scheduler` section.
         completed: clock in `args.units` before this update; 0 at the start of the run.
+        after: clock after this update.
     """
+    if not args.grad_clip_warmup_lags:
+        return clip_warmup_factor(args, after)
     return 1.0 if completed == 0 else clip_warmup_factor(args, completed)
 
 

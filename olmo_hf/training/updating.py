@@ -172,7 +172,8 @@ class UpdatingTrainer(Trainer):
             return 1.0
         in_steps = self.args.scheduler.units == "steps"
         completed = self.state.global_step if in_steps else self._tokens_before_step()
-        return clip_factor_for_update(self.args.scheduler, completed=completed)
+        after = completed + (1 if in_steps else self._step_tokens)
+        return clip_factor_for_update(self.args.scheduler, completed=completed, after=after)
 
     def _tokens_before_step(self) -> int:
         return self.state.num_input_tokens_seen - self._step_tokens

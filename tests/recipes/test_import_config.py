@@ -209,9 +209,14 @@ def test_an_early_stop_is_no_difference(imported):
 
 
 def test_the_late_warm_up_of_the_limit_is_told(imported):
-    found = imported({"scheduler.grad_clip_warmup_steps": 5, "scheduler.grad_clip_warmup_factor": 10.0})
-    assert run_of(found).training.scheduler.grad_clip_warmup_factor == 10.0
-    assert "scheduler.grad_clip_warmup_steps" in [difference.key for difference in found.ledger.differences]
+    changes = {"scheduler.grad_clip_warmup_steps": 5, "scheduler.grad_clip_warmup_factor": 10.0}
+    for executed in (False, True):
+        found = imported(changes, executed=executed)
+        scheduler = run_of(found).training.scheduler
+        assert scheduler.grad_clip_warmup_factor == 10.0
+        assert scheduler.grad_clip_warmup_lags is executed
+        (told,) = [one for one in found.ledger.differences if one.key == "scheduler.grad_clip_warmup_steps"]
+        assert told.taken == (told.executed if executed else told.written)
 
 
 def test_overrides_in_the_style_of_the_original(imported):

@@ -168,7 +168,14 @@ def test_the_constant_curve_has_no_warm_up_to_refuse():
 
 def test_clip_limits_follow_one_update_behind_and_start_unwarmed():
     args = SchedulerArgs(grad_clip_warmup=2, grad_clip_warmup_factor=3.0)
-    assert [clip_factor_for_update(args, completed=done) for done in range(5)] == [1.0, 3.0, 3.0, 1.0, 1.0]
+    found = [clip_factor_for_update(args, completed=done, after=done + 1) for done in range(5)]
+    assert found == [1.0, 3.0, 3.0, 1.0, 1.0]
+
+
+def test_clip_limits_without_the_lag_are_warmed_from_the_first_update_on():
+    args = SchedulerArgs(grad_clip_warmup=2, grad_clip_warmup_factor=3.0, grad_clip_warmup_lags=False)
+    found = [clip_factor_for_update(args, completed=done, after=done + 1) for done in range(5)]
+    assert found == [3.0, 3.0, 1.0, 1.0, 1.0]
 
 
 def optimizer_of(*groups):
