@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from olmo_hf.args import RunArgs
 from olmo_hf.config_file import run_from_tree
 from olmo_hf.errors import ConfigError
 from olmo_hf.recipes.ledger import STATUSES, Ledger, Verdict
-from olmo_hf.recipes.original_defaults import flat_defaults, is_of_its_type
+from olmo_hf.recipes.original_defaults import as_the_original_reads_it, flat_defaults, is_of_its_type
 from olmo_hf.recipes.original_file import OriginalFile, flatten, read_original
 from olmo_hf.recipes.translate_data import translate_data, translate_evaluators
 from olmo_hf.recipes.translate_model import (
@@ -75,6 +75,7 @@ def import_config(path: Path, overrides: Sequence[str] = (), *, executed: bool =
         ConfigError: The file cannot be read at all. What cannot be translated is in the result.
     """
     original = read_original(path, overrides)
+    original.tree = as_the_original_reads_it(original.tree)
     defaults = flat_defaults()
     ledger = Ledger(_given(original), defaults, executed)
     for key, reason in original.unresolved.items():
@@ -85,9 +86,17 @@ def import_config(path: Path, overrides: Sequence[str] = (), *, executed: bool =
     ledger.given = {key: value for key, value in ledger.given.items() if key not in ledger.verdicts}
     launch_file = _translate(ledger, original)
     for key in ledger.below(""):
-        ledger.refuse(key, "the original has no such key" if key not in defaults else "its form is not understood")
+        ledger.refuse(key, _why_left_over(key, defaults))
     tree = _as_tree(ledger)
     return Imported(path, tree, ledger, launch_file, tuple(_open_problems(tree)))
+
+
+def _why_left_over(key: str, defaults: Mapping[str, Any]) -> str:
+    if key in defaults:
+        return "its form is not understood"
+    if key in ("model", "evaluators") or any(known.startswith(f"{key}.") for known in defaults):
+        return "a section with keys of its own is expected here"
+    return "the original has no such key"
 
 
 def _given(original: OriginalFile) -> dict[str, Any]:

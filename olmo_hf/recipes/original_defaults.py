@@ -5,6 +5,8 @@ Model keys are in `olmo_hf/model/conversion/architecture.py`.
 
 from typing import Any
 
+from olmo_hf.model.conversion.architecture import ORIGINAL_DEFAULTS
+
 TOP: dict[str, Any] = {
     "run_name": None,
     "seed": 6198,
@@ -171,6 +173,16 @@ TYPES: dict[str, tuple[type, ...]] = {
     "data.prefetch_factor": (int,),
     "data.seed": (int,),
     "compile.mode": (str,),
+    "model.n_kv_heads": (int,),
+    "model.multi_query_attention": (bool,),
+    "model.clip_qkv": (float,),
+    "model.mlp_hidden_size": (int,),
+    "model.rope_theta": (int, float),
+    "model.bias_for_layer_norm": (bool,),
+    "model.init_device": (str,),
+    "model.init_cutoff_factor": (float,),
+    "model.emb_init_std": (float,),
+    "model.precision": (str,),
 }
 
 NULL_MEANS_SOMETHING = (
@@ -181,24 +193,58 @@ NULL_MEANS_SOMETHING = (
     "wandb.entity",
     "wandb.tags",
     "fsdp.precision",
+    "model.embedding_size",
 )
 """Keys with a default that may be null all the same."""
 
 
+TAKES_WHOLE_NUMBERS_AND_FRACTIONS = ("scheduler.t_warmup", "scheduler.t_max", "scheduler.grad_clip_warmup_steps")
+"""Keys of two types, for which the original does not read numbers out of texts."""
+
+
+_SWITCHES = {"yes": True, "y": True, "on": True, "true": True, "1": True}
+_SWITCHES |= {"no": False, "n": False, "off": False, "false": False, "0": False}
+
+
+def kinds_of(key: str) -> tuple[type, ...]:
+    """Types of a key's values, null aside; empty for a key that the original does not know, or where any will do."""
+    defaults = flat_defaults() | {f"model.{name}": value for name, value in ORIGINAL_DEFAULTS.items()}
+    if key in TYPES:
+        return TYPES[key]
+    return () if defaults.get(key) is None else (type(defaults[key]),)
+
+
 def is_of_its_type(key: str, value: Any) -> bool:
     """Whether the original would take the value; keys that it does not know are judged elsewhere."""
-    defaults = flat_defaults()
+    defaults = flat_defaults() | {f"model.{name}": value for name, value in ORIGINAL_DEFAULTS.items()}
     if key not in defaults:
         return True
-    default = defaults[key]
     if value is None:
-        return default is None or key in NULL_MEANS_SOMETHING
-    kinds = TYPES.get(key, () if default is None else (type(default),))
+        return defaults[key] is None or key in NULL_MEANS_SOMETHING
+    kinds = kinds_of(key)
     if not kinds:
         return True
     if isinstance(value, bool):
         return bool in kinds
     return isinstance(value, kinds) or (isinstance(value, int) and float in kinds)
+
+
+def as_the_original_reads_it(tree: Any, prefix: str = "") -> Any:
+    """The settings with numbers and switches in quotes read as such, where a key has a type that asks for it."""
+    if isinstance(tree, dict):
+        return {
+            name: as_the_original_reads_it(item, f"{prefix}.{name}" if prefix else str(name))
+            for name, item in tree.items()
+        }
+    kinds = kinds_of(prefix)
+    if kinds == (bool,) and isinstance(tree, str | int):
+        return _SWITCHES.get(str(tree).lower(), tree)
+    if not isinstance(tree, str) or prefix in TAKES_WHOLE_NUMBERS_AND_FRACTIONS or kinds not in ((int,), (float,)):
+        return tree
+    try:
+        return kinds[0](tree)
+    except ValueError:
+        return tree
 
 
 def flat_defaults() -> dict[str, Any]:

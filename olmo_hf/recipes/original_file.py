@@ -1,8 +1,9 @@
 """A configuration file of the original OLMo trainer: its text, the command line laid over it, and its `${...}`.
 
 Nothing here knows what the keys mean. `${section.key}` and the resolvers of the original are replaced: `oc.env` (reads
-the environment), `path.choose` (the first path that exists, any URL counts as existing), `path.glob`, and
-`path.last_checkpoint` (local folders). What cannot be replaced is told with its key, and the key is left out.
+the environment), `oc.decode` (reads a text as YAML), `oc.select` (a key of the file, or a default), `path.choose` (the
+first path that exists, any URL counts as existing), `path.glob`, and `path.last_checkpoint` (local folders). What
+cannot be replaced is told with its key, and the key is left out.
 """
 
 import glob
@@ -135,17 +136,36 @@ class _Resolver:
 
     def _one(self, inner: str, active: tuple[str, ...]) -> Any:
         name, colon, arguments = inner.partition(":")
-        if colon:
-            if name not in RESOLVERS:
-                raise Unresolved(f"${{{name}:...}} is no resolver of the original ({', '.join(RESOLVERS)})")
-            return RESOLVERS[name]([part.strip() for part in arguments.split(",")])
+        if not colon:
+            return self._key(inner, active)
+        parts = [part.strip() for part in arguments.split(",")]
+        if name == "oc.select":
+            return self._select(parts, active)
+        if name not in RESOLVERS:
+            raise Unresolved(f"${{{name}:...}} is no resolver of the original ({', '.join(RESOLVERS)}, oc.select)")
+        return RESOLVERS[name](parts)
+
+    def _select(self, parts: list[str], active: tuple[str, ...]) -> Any:
+        key, *default = parts
+        try:
+            return self._key(key, active)
+        except Unresolved:
+            if not default:
+                return None
+            return parse_value(default[0])
+
+    def _key(self, inner: str, active: tuple[str, ...]) -> Any:
+        """The value of `a.b`, `a[b]` or `a[0]`."""
         if inner in active:
             raise Unresolved(f"${{{inner}}} leads back to itself")
         node: Any = self.tree
-        for part in inner.split("."):
-            if not isinstance(node, dict) or part not in node:
+        for part in inner.replace("]", "").replace("[", ".").split("."):
+            if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+                node = node[int(part)]
+            elif isinstance(node, dict) and part in node:
+                node = node[part]
+            else:
                 raise Unresolved(f"${{{inner}}} names no key of the file")
-            node = node[part]
         return self._replace(node, (*active, inner)) if isinstance(node, str) and "${" in node else node
 
 
@@ -196,8 +216,13 @@ def _last_checkpoint(arguments: list[str]) -> str:
     return max(found)[2]  # the highest step; of equals the sharded one
 
 
+def _decode(arguments: list[str]) -> Any:
+    return parse_value(",".join(arguments))
+
+
 RESOLVERS: dict[str, Callable[[list[str]], Any]] = {
     "oc.env": _environment,
+    "oc.decode": _decode,
     "path.choose": _choose,
     "path.glob": _glob,
     "path.last_checkpoint": _last_checkpoint,

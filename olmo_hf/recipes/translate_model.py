@@ -71,6 +71,11 @@ def translate_model(ledger: Ledger, model: Mapping[str, Any]) -> OlmoHfConfig | 
     for name in model:
         if name not in ORIGINAL_DEFAULTS:
             ledger.refuse(f"model.{name}", "the original's model has no such key")
+    broken = [verdict.key for verdict in ledger.refused() if verdict.key.removeprefix("model.") in ORIGINAL_DEFAULTS]
+    if broken:
+        for name in known:
+            ledger.refuse(f"model.{name}", f"there is no model while {', '.join(broken)} is refused")
+        return None
     try:
         config, _ = config_from_original(known)
     except (ConversionError, StrictDataclassError, ValueError, TypeError) as error:

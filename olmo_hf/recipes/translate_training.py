@@ -14,6 +14,15 @@ EXTRA_STEPS = 10
 """Steps the original goes on after the end when `stop_at` is not set."""
 
 _OPTIMIZERS = {"adamw": "adamw", "lionw": "lion", "decoupled_lionw": "lion"}
+_SCHEDULERS = (
+    "cosine_with_warmup",
+    "linear_with_warmup",
+    "inverse_sqrt_with_warmup",
+    "max_scheduler",
+    "constant",
+    "constant_with_warmup",
+    "cosine_linear_envelope",
+)
 _COMPILED = {"mode": "torch_compile_mode", "backend": "torch_compile_backend"}
 
 
@@ -75,7 +84,12 @@ def _metrics_interval(ledger: Ledger) -> None:
 
 def translate_scheduler(ledger: Ledger) -> None:
     """Sets the learning-rate curve and the warm-up of the clipping limit."""
-    for key, ours in {"name": "name", "units": "units", "t_warmup": "warmup", "t_max": "t_max"}.items():
+    for key, known in {"name": _SCHEDULERS, "units": ("steps", "tokens")}.items():
+        if ledger.value(f"scheduler.{key}") in known:
+            ledger.keep(f"scheduler.{key}", f"training.scheduler.{key}")
+        else:
+            ledger.refuse(f"scheduler.{key}", f"expected one of {', '.join(known)}")
+    for key, ours in {"t_warmup": "warmup", "t_max": "t_max"}.items():
         ledger.keep(f"scheduler.{key}", f"training.scheduler.{ours}")
     ledger.keep("scheduler.alpha_f", "training.scheduler.alpha_f")
     ledger.keep("scheduler.warmup_min_lr", "training.scheduler.warmup_min_lr")
@@ -190,7 +204,8 @@ def translate_length(ledger: Ledger, *, sequence_length: int) -> None:
     try:
         end_steps = _end_in_steps(duration, ledger.value("global_train_batch_size") * sequence_length)
     except (ConfigError, TypeError) as error:
-        ledger.refuse("max_duration", " ".join(str(error).split()))
+        said = "; ".join(error.problems) if isinstance(error, ConfigError) else str(error)
+        ledger.refuse("max_duration", " ".join(said.split()))
         ledger.keep("stop_at", "training.stop_at")
         return
     last = _last_executed_step(end_steps, stop_at, ledger.value("stop_after"))

@@ -47,8 +47,8 @@ def test_the_recipe_names_what_is_there():
 def models(tmp_path):
     """Two models, their average, and tokens to measure them on."""
     for number in (0, 1):
-        torch.manual_seed(number)
         model = tiny_model()
+        torch.manual_seed(number)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter))
@@ -88,8 +88,8 @@ def test_the_comparison_measures_what_it_says(models):
     assert not (models / "model0" / "metrics.jsonl").exists()
 
 
-def test_a_model_that_is_not_there_is_named(models):
+def test_a_model_that_is_not_there_is_named(tmp_path):
     command = [sys.executable, str(EXAMPLE / "compare.py"), "run.yaml", "a=nowhere", "--output", "table"]
-    found = subprocess.run(command, cwd=models, capture_output=True, text=True, timeout=120)
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert found.returncode == 2
     assert "a=nowhere: expected NAME=CHECKPOINT" in found.stderr

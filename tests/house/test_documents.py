@@ -55,7 +55,9 @@ def check_verb(words: list[str]) -> None:
     parser = argparse.ArgumentParser()
     module.add_arguments(parser)
     if "--help" not in words:
-        parser.parse_args(words[1:])
+        _, further = parser.parse_known_args(words[1:])
+        settings = all(word.startswith("--") and "=" in word for word in further)
+        assert not further or (settings and getattr(module, "TAKES_FURTHER_SETTINGS", False)), further
 
 
 def check_python(words: list[str]) -> None:

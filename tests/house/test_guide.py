@@ -54,7 +54,7 @@ def test_the_check_can_fail():
 
 def test_a_broken_link_would_be_found(tmp_path):
     """The settings of the site, with a page that links to nothing."""
-    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("nav:")[0]
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("nav:  #")[0]
     (tmp_path / "mkdocs.yml").write_text(text + "nav:\n  - index.md\n")
     (tmp_path / "docs").mkdir()
     for content in ("[a](nowhere.md)", "[a](index.md#nowhere)", "[a](../configs/x.yaml)"):

@@ -250,7 +250,7 @@ def test_globs(imported, tmp_path):
 UNRESOLVED = {
     "${oc.env:NO_SUCH_VARIABLE_HERE}": "NO_SUCH_VARIABLE_HERE is not set",
     "${oc.env:WANDB_API_KEY,none}": "WANDB_API_KEY looks like a secret",
-    "${oc.decode:x}": "no resolver",
+    "${oc.create:x}": "no resolver",
     "${path.choose:/no/such,/nor/this}": "none of",
     "${nothing.here}": "names no key",
     "${save_folder}": "leads back",
@@ -349,3 +349,59 @@ def keys_of_resolved(path: Path) -> set[str]:
     from omegaconf import OmegaConf
 
     return set(flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=False)))
+
+
+def test_numbers_in_quotes_are_read_where_the_original_reads_them(imported):
+    changes = {"optimizer.learning_rate": "3e-4", "stop_at": "40", "model.d_model": "128", "run_name": "17"}
+    found = imported(changes | {"model.weight_tying": "yes", "softmax_auxiliary_loss": 1})
+    assert not found.ledger.refused()
+    run = run_of(found)
+    assert (run.training.learning_rate, run.training.stop_at, run.name) == (3e-4, 40, "17")
+    assert run.model.config["hidden_size"] == 128
+    assert run.model.config["tie_word_embeddings"] is True
+    assert run.training.z_loss_weight > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "said"),
+    [
+        ({"scheduler.t_max": "5000"}, "scheduler.t_max", "takes no such value"),
+        ({"stop_at": "soon"}, "stop_at", "takes no such value"),
+        ({"model.d_model": "sixty"}, "model.d_model", "takes no such value"),
+        ({"model.n_layers": True}, "model.n_layers", "takes no such value"),
+        ({"model.rope": "perhaps"}, "model.rope", "takes no such value"),
+        ({"model.d_model": "${nowhere}"}, "model.d_model", "names no key"),
+        ({"scheduler.name": "wsd"}, "scheduler.name", "expected one of cosine_with_warmup"),
+        ({"scheduler.units": "epochs"}, "scheduler.units", "expected one of steps, tokens"),
+        ({"optimizer": []}, "optimizer", "a section with keys of its own"),
+        ({"model": None}, "model", "a section with keys of its own"),
+        ({"max_duration": "1.5ep"}, "max_duration", "must be whole"),
+        ({"save_overwrite": "${oc.create:x}"}, "save_overwrite", "is no resolver of the original"),
+    ],
+)
+def test_what_the_original_would_not_take_is_refused(imported, changes, key, said):
+    found = imported(changes)
+    assert said in found.ledger.verdicts[key].note
+    assert found.ledger.verdicts[key].status == "refused"
+    assert "1 problem" not in found.ledger.verdicts[key].note
+
+
+def test_no_model_is_made_up_where_a_part_of_it_is_refused(imported):
+    found = imported({"model.d_model": "sixty"})
+    assert "model" not in found.tree or not found.tree["model"].get("config")
+    assert "while model.d_model is refused" in found.ledger.verdicts["model.n_heads"].note
+
+
+def test_resolvers_of_the_library_and_places_in_lists(imported, monkeypatch):
+    monkeypatch.setenv("STEPS", "40")
+    changes = {
+        "stop_at": "${oc.decode:${oc.env:STEPS}}",
+        "seed": "${oc.select:nothing.here,23}",
+        "optimizer.weight_decay": "${optimizer.betas[0]}",
+        "optimizer.betas": [0.5, 0.75],
+        "data.prefetch_factor": "${oc.select:data.num_workers}",
+    }
+    found = imported(changes)
+    run = run_of(found)
+    assert (run.training.stop_at, run.training.seed, run.training.weight_decay) == (40, 23, 0.5)
+    assert run.data.prefetch_factor == 2
