@@ -16,9 +16,7 @@ from torch.autograd.function import once_differentiable
 from olmo_hf.training.loss import (
     IGNORE_INDEX,
     LossTerms,
-    logits_gradient_,
     shifted_targets,
-    softmax_statistics,
     z_term,
 )
 
@@ -31,7 +29,82 @@ class _Head:
     chunk_tokens: int
     logit_scale: float
     compute_dtype: torch.dtype
-    needs_gradient: bool
+    grad_enabled: bool
+
+
+class _Products:
+    """The three matrix products of a chunk, into memory that is taken once for all chunks.
+
+    In float32 the products write where the result is wanted, and the weight's gradient is added to where it lies; in
+    lower precision it is kept in float32, because it sums over all positions of the micro-batch.
+    """
+
+    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, head: _Head):
+        self._scale, self._dtype = head.logit_scale, head.compute_dtype
+        self._weight = weight.to(self._dtype)  # (V, D), once and not once per chunk
+        self._bias = None if bias is None else bias.to(self._dtype)  # (V,)
+        rows = min(head.chunk_tokens, hidden.shape[0])
+        self._computed = hidden.new_empty(rows, weight.shape[0], dtype=self._dtype)  # (C, V)
+        in_float32 = self._dtype == torch.float32
+        self._logits = (
+            self._computed if in_float32 else self._computed.new_empty(self._computed.shape, dtype=torch.float32)
+        )
+
+    def logits(self, chunk: torch.Tensor) -> torch.Tensor:
+        """(C, D) -> (C, V), float32, in memory that the next chunk takes over."""
+        computed, logits = self._computed[: chunk.shape[0]], self._logits[: chunk.shape[0]]
+        if self._bias is None:
+            computed.addmm_(chunk, self._weight.T, beta=0.0, alpha=self._scale)
+        else:
+            torch.addmm(self._bias, chunk, self._weight.T, beta=self._scale, alpha=self._scale, out=computed)
+        return logits if logits.data_ptr() == computed.data_ptr() else logits.copy_(computed)
+
+    def gradient(self, logits: torch.Tensor) -> torch.Tensor:
+        """The gradient that stands in the place of `logits`, in the precision of the products."""
+        computed = self._computed[: logits.shape[0]]
+        return logits if logits.data_ptr() == computed.data_ptr() else computed.copy_(logits)
+
+    def add_grad_hidden(self, gradient: torch.Tensor, out: torch.Tensor) -> None:
+        """(C, V) -> (C, D), written to `out`."""
+        if out.dtype == self._dtype:
+            out.addmm_(gradient, self._weight, beta=0.0, alpha=self._scale)
+        else:
+            out.copy_(gradient @ self._weight).mul_(self._scale)
+
+    def add_grad_weight(self, gradient: torch.Tensor, chunk: torch.Tensor, out: torch.Tensor) -> None:
+        """(C, V) and (C, D) -> (V, D), added to `out`, which is float32."""
+        if self._dtype == torch.float32:
+            out.addmm_(gradient.T, chunk, alpha=self._scale)
+        else:
+            out.add_(gradient.T @ chunk, alpha=self._scale)
+
+
+def _statistics_and_gradient_(
+    logits: torch.Tensor, targets: torch.Tensor, *, z_loss_weight: float, needs_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`softmax_statistics`, and in the place of the logits their gradient: one exponential of each, no copy of all.
+
+    Args:
+        logits: (C, V), float32 and finite; overwritten, by the gradient if that is wanted.
+        targets: (C,).
+        z_loss_weight: 0.0 is no z term.
+        needs_gradient: whether the gradient is wanted; it is exactly 0 in rows without a target.
+
+    Returns:
+        (C,) log-partition, (C,) cross-entropy; both 0 where there is no target.
+    """
+    labelled = (targets != IGNORE_INDEX).unsqueeze(-1)  # (C, 1)
+    columns = targets.unsqueeze(-1).masked_fill(~labelled, 0)  # (C, 1)
+    target_logits = logits.gather(-1, columns)  # (C, 1)
+    largest = logits.amax(dim=-1, keepdim=True)  # (C, 1)
+    sums = logits.sub_(largest).exp_().sum(dim=-1, keepdim=True)  # (C, 1)
+    log_partition = largest + sums.log()  # (C, 1)
+    if needs_gradient:
+        factor = (1.0 + 2.0 * z_loss_weight * log_partition) / sums
+        logits.mul_(factor.masked_fill(~labelled, 0.0))  # softmax, with the z term's share
+        logits.scatter_add_(-1, columns, -labelled.to(logits.dtype))
+    cross_entropy = (log_partition - target_logits).masked_fill(~labelled, 0.0)
+    return log_partition.masked_fill(~labelled, 0.0).squeeze(-1), cross_entropy.squeeze(-1)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -46,35 +119,35 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: torch.Tensor,
         head: _Head,
     ) -> tuple:
-        device_type = hidden.device.type
-        with torch.autocast(device_type, enabled=False):
-            cast_weight = weight.to(head.compute_dtype)  # (V, D), once and not once per chunk
-            grad_hidden = torch.empty_like(hidden) if head.needs_gradient else None
-            # In float32 also under bfloat16: it sums over all positions of the micro-batch.
-            grad_weight = torch.zeros_like(weight, dtype=torch.float32) if head.needs_gradient else None
-            cast_bias = None if bias is None else bias.to(head.compute_dtype)  # (V,)
-            with_bias = head.needs_gradient and bias is not None
-            grad_bias = torch.zeros_like(weight[:, 0], dtype=torch.float32) if with_bias else None
-            statistics = []
+        for_hidden, for_weight, for_bias = (head.grad_enabled and needed for needed in ctx.needs_input_grad[:3])
+        grad_hidden = torch.empty_like(hidden) if for_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if for_weight else None
+        grad_bias = torch.zeros_like(weight[:, 0], dtype=torch.float32) if for_bias else None
+        needs_gradient = for_hidden or for_weight or for_bias
+        statistics = []
+        with torch.autocast(hidden.device.type, enabled=False):
+            products = _Products(hidden, weight, bias, head)
+            # What is not trained on may hold anything, also infinities; it is left out here, where it is small.
+            left_out = (targets == IGNORE_INDEX).unsqueeze(-1)  # (N, 1)
             for start in range(0, hidden.shape[0], head.chunk_tokens):
                 rows = slice(start, start + head.chunk_tokens)
-                chunk = hidden[rows].to(head.compute_dtype)  # (C, D)
-                logits = torch.nn.functional.linear(chunk, cast_weight, cast_bias).float()  # (C, V)
-                if head.logit_scale != 1.0:
-                    logits *= head.logit_scale
-                log_partition, token_ce = softmax_statistics(logits, targets[rows])
-                statistics.append((log_partition, token_ce))
-                if grad_hidden is None or grad_weight is None:
+                chunk = hidden[rows].to(head.compute_dtype).masked_fill(left_out[rows], 0.0)  # (C, D)
+                logits = products.logits(chunk)  # (C, V)
+                statistics.append(
+                    _statistics_and_gradient_(
+                        logits, targets[rows], z_loss_weight=head.z_loss_weight, needs_gradient=needs_gradient
+                    )
+                )
+                if not needs_gradient:
                     continue
-                gradient = logits_gradient_(logits, targets[rows], log_partition, z_loss_weight=head.z_loss_weight)
-                if head.logit_scale != 1.0:
-                    gradient *= head.logit_scale
-                gradient = gradient.to(head.compute_dtype)
-                grad_hidden[rows] = gradient @ cast_weight
-                grad_weight += gradient.T @ chunk
                 if grad_bias is not None:
-                    grad_bias += gradient.sum(dim=0, dtype=torch.float32)
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+                    grad_bias.add_(logits.sum(dim=0), alpha=head.logit_scale)
+                gradient = products.gradient(logits)
+                if grad_hidden is not None:
+                    products.add_grad_hidden(gradient, grad_hidden[rows])
+                if grad_weight is not None:
+                    products.add_grad_weight(gradient, chunk, grad_weight)
+        ctx.gradients = (grad_hidden, grad_weight, grad_bias)
         ctx.weight_dtype = weight.dtype
         all_ce = torch.cat([token_ce for _, token_ce in statistics])  # (N,)
         ce_sum = all_ce.sum()
@@ -85,15 +158,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: torch.Tensor, *_: torch.Tensor) -> tuple:
-        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
-        # Multiplied on the device: asking whether the factor is 1 would wait for it.
-        return (
-            grad_hidden * grad_total,
-            (grad_weight * grad_total).to(ctx.weight_dtype),
-            None if grad_bias is None else (grad_bias * grad_total).to(ctx.weight_dtype),
-            None,
-            None,
-        )
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError("the chunked loss gives its gradients away: it has no second backward pass")
+        # Multiplied on the device: asking whether the factor is 1 would wait for it. In place: a copy of the weight's
+        # gradient would be the largest thing in memory but one.
+        grad_hidden, *others = (None if gradient is None else gradient.mul_(grad_total) for gradient in gradients)
+        grad_weight, grad_bias = (None if gradient is None else gradient.to(ctx.weight_dtype) for gradient in others)
+        return grad_hidden, grad_weight, grad_bias, None, None
 
 
 def chunked_causal_lm_loss_sums(
@@ -127,8 +199,7 @@ def chunked_causal_lm_loss_sums(
         chunk_tokens=chunk_tokens,
         logit_scale=logit_scale,
         compute_dtype=torch.get_autocast_dtype(device_type) if autocast else hidden.dtype,
-        needs_gradient=torch.is_grad_enabled()
-        and any(tensor is not None and tensor.requires_grad for tensor in (hidden, head_weight, head_bias)),
+        grad_enabled=torch.is_grad_enabled(),
     )
     total, ce_sum, z_sum, token_ce = _LinearCrossEntropy.apply(
         hidden.flatten(0, 1), head_weight, head_bias, targets.flatten(), head
