@@ -26,7 +26,8 @@ def data_indices_path(run_dir: Path, rank: int) -> Path:
 class DataIndices(OlmoCallback):
     """Appends whole gzip members, so that a kill spoils at most the member being written and never an older one.
 
-    A member is written every `flush_steps` and before every checkpoint: what a checkpoint builds upon is on disk.
+    A member is written every `flush_steps`, before every checkpoint, so that what it builds upon is on disk, and when
+    training fails: what the step read that was no number is the first thing to look at.
     Never truncates; after a restart that went back, later lines count.
     """
 
@@ -56,6 +57,9 @@ class DataIndices(OlmoCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self.flush()
+
+    def on_failure(self, state: TrainerState) -> None:
         self.flush()
 
     def flush(self) -> None:

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     """Prints the plan."""
     from olmo_hf.recipes.any_file import load_any_run
-    from olmo_hf.recipes.plan import learning_rate_rows, plan_run
+    from olmo_hf.recipes.plan import bolt_on_length, learning_rate_rows, plan_run
     from olmo_hf.recipes.table import memory_of, memory_rows, print_rows
 
     if namespace.num_processes < 1:
@@ -56,7 +56,17 @@ def run(namespace: argparse.Namespace) -> int:
         from olmo_hf.report.schedule import draw_schedule
 
         training = settings.training
-        draw_schedule(training.scheduler, peak_lr=training.learning_rate, plan=plan.batch, path=namespace.schedule)
+        try:
+            draw_schedule(
+                training.scheduler,
+                peak_lr=training.learning_rate,
+                plan=plan.batch,
+                path=namespace.schedule,
+                bolt_on=bolt_on_length(training),
+                factors=training.learning_rate_factors,
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--schedule: {namespace.schedule} cannot be drawn: {error}") from error
         print(f"\nwrote {namespace.schedule}")
     return 0
 

@@ -1,5 +1,7 @@
 """`schedule.png`: the learning rate of a run before it is started."""
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from olmo_hf.training.args import SchedulerArgs
-from olmo_hf.training.batch_plan import BatchPlan, Length
+from olmo_hf.training.batch_plan import BatchPlan, Length, bolt_on_start, tokens_after
 from olmo_hf.training.schedulers import learning_rate_curve
 
 _POINTS = 2000
@@ -18,7 +20,7 @@ _INK, _FAINT, _LINE = "#1f2937", "#9ca3af", "#2563eb"
 
 
 def schedule_points(
-    scheduler: SchedulerArgs, *, peak_lr: float, plan: BatchPlan
+    scheduler: SchedulerArgs, *, peak_lr: float, plan: BatchPlan, bolt_on: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The curve as it will be used, from the first step of the run to its end or its horizon, whichever is later.
 
@@ -26,6 +28,8 @@ def schedule_points(
         scheduler: the `training.scheduler` section.
         peak_lr: `training.learning_rate`.
         plan: lengths of the run.
+        bolt_on: length of a second warm-up in the scheduler's units; 0.0 is none. With one, what was before this
+            launch is left out.
 
     Returns:
         Steps, tokens after each of them, learning rates: thinned to about two thousand points, corners kept.
@@ -33,20 +37,38 @@ def schedule_points(
     Raises:
         ConfigError: the settings make no curve.
     """
-    curve = learning_rate_curve(scheduler, peak_lr=peak_lr, max_steps=plan.max_steps, max_tokens=plan.max_tokens)
+    curve = learning_rate_curve(
+        scheduler,
+        peak_lr=peak_lr,
+        max_steps=plan.max_steps,
+        max_tokens=plan.max_tokens,
+        bolt_on_start=bolt_on_start(scheduler, plan) if bolt_on > 0 else None,
+        bolt_on_length=bolt_on,
+    )
+    per_step = 1 if scheduler.units == "steps" else plan.tokens_per_step
+    first = plan.start.steps + 1 if bolt_on > 0 else 1
     last = max(plan.max_steps, plan.horizon.steps if plan.horizon is not None else 0)
-    corners = [1, plan.warmup.steps, plan.max_steps, plan.stop_step, last]
+    corners = [first, plan.warmup.steps, plan.max_steps, plan.stop_step, last]
     if scheduler.decay is not None and plan.horizon is not None:
-        per_step = 1 if scheduler.units == "steps" else plan.tokens_per_step
         corners.append(int(plan.horizon.steps - scheduler.decay / per_step))
-    grid = np.linspace(1, last, min(_POINTS, last)).round().astype(np.int64)
-    steps = np.unique(np.concatenate([grid, [step for step in corners if 1 <= step <= last]]))
-    tokens = np.maximum(plan.start.tokens + (steps - plan.start.steps) * plan.tokens_per_step, 0)
+    if bolt_on > 0:
+        corners.append(plan.start.steps + math.ceil(bolt_on / per_step))
+    grid = np.linspace(first, last, min(_POINTS, last - first + 1)).round().astype(np.int64)
+    steps = np.unique(np.concatenate([grid, [step for step in corners if first <= step <= last]]))
+    tokens = np.array([tokens_after(plan, int(step)) for step in steps])
     rates = np.array([curve(int(step), int(token)) for step, token in zip(steps, tokens, strict=True)])
     return steps, tokens, rates
 
 
-def draw_schedule(scheduler: SchedulerArgs, *, peak_lr: float, plan: BatchPlan, path: Path) -> None:
+def draw_schedule(
+    scheduler: SchedulerArgs,
+    *,
+    peak_lr: float,
+    plan: BatchPlan,
+    path: Path,
+    bolt_on: float = 0.0,
+    factors: Mapping[str, float] | None = None,
+) -> None:
     """Draws the learning rate over steps, tokens on top, with the lengths that matter marked and named.
 
     Args:
@@ -54,14 +76,17 @@ def draw_schedule(scheduler: SchedulerArgs, *, peak_lr: float, plan: BatchPlan, 
         peak_lr: `training.learning_rate`.
         plan: lengths of the run.
         path: of the picture (PNG, or whatever its ending says).
+        bolt_on: as for `schedule_points`.
+        factors: `training.learning_rate_factors`: a fainter line for each of them.
     """
-    steps, _, rates = schedule_points(scheduler, peak_lr=peak_lr, plan=plan)
+    steps, _, rates = schedule_points(scheduler, peak_lr=peak_lr, plan=plan, bolt_on=bolt_on)
     figure = Figure(figsize=(9, 4.2), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
     axis.plot(steps, rates, color=_LINE, linewidth=1.9)
+    _draw_factors(axis, steps, rates, factors or {})
     axis.set_xlim(0, steps[-1] * 1.02)
-    axis.set_ylim(0, rates.max() * 1.22)
+    axis.set_ylim(0, rates.max() * max(1.0, *(factors or {"": 1.0}).values()) * 1.22)
     _dress(axis)
     per_step = plan.tokens_per_step
     shift = plan.start.tokens - plan.start.steps * per_step
@@ -89,6 +114,15 @@ def draw_schedule(scheduler: SchedulerArgs, *, peak_lr: float, plan: BatchPlan, 
         fontweight="bold",
     )
     figure.savefig(path)
+
+
+def _draw_factors(axis: Axes, steps: np.ndarray, rates: np.ndarray, factors: Mapping[str, float]) -> None:
+    """Parameters that learn at another rate: their own line, named where it is highest."""
+    top = int(rates.argmax())
+    for pattern, factor in factors.items():
+        axis.plot(steps, rates * factor, color=_LINE, linewidth=1.0, alpha=0.5)
+        label = f"{pattern} (x {factor:g})"
+        axis.annotate(label, (steps[top], rates[top] * factor), va="bottom", fontsize=8, color=_LINE)
 
 
 def _dress(axis: Axes) -> None:

@@ -153,7 +153,18 @@ def check_optimizer(run: RunArgs) -> Iterator[str]:
     default = next(f.default for f in dataclasses.fields(run.training) if f.name == "optim")
     if run.training.optimizer != "adamw" and run.training.optim != default:
         yield f"training.optim: given together with `training.optimizer: {run.training.optimizer}`; keep one of them"
+    if run.training.optim.startswith("schedule_free") and run.training.scheduler.name not in _NO_DECAY:
+        yield (
+            f"training.scheduler.name: found {run.training.scheduler.name!r} with `training.optim: "
+            f"{run.training.optim}`, which averages weights in the place of a decay; use {' or '.join(_NO_DECAY)}"
+        )
+    for pattern, factor in run.training.learning_rate_factors.items():
+        if factor < 0:
+            yield f"training.learning_rate_factors.{pattern}: found {factor:g}, expected 0 or more; raise it"
 
+
+_NO_DECAY = ("constant", "constant_with_warmup")
+"""Curves that stay at the peak."""
 
 _AT_LEAST: dict[str, float] = {
     "data.sequence_length": 2,

@@ -84,11 +84,15 @@ class TrainingArgs:
     learning_rate: float = 4e-4
     """Peak learning rate."""
 
+    learning_rate_factors: dict[str, float] = field(default_factory=dict)
+    """Other peaks for some parameters: patterns of names (`"*embed_tokens*"`, with the `*` and `?` of a shell) and
+    their factors on `learning_rate`. The first that fits decides; 0.0 holds a parameter still."""
+
     optimizer: Literal["adamw", "lion", "muon"] = "adamw"
     """Update rule (`muon`: for hidden matrices, AdamW for the rest). Any of Hugging Face's is reached by `optim`."""
 
     optim: str = "adamw_torch_fused"
-    """Hugging Face's optimizer name; another value than the default replaces `optimizer`."""
+    """Hugging Face's optimizer name (8-bit, Adafactor, schedule-free); any but the default replaces `optimizer`."""
 
     adam_beta1: float = 0.9
     """First decay rate of the moments (AdamW and Lion)."""

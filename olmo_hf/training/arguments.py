@@ -1,6 +1,6 @@
 """`OlmoTrainingArguments`: Hugging Face's training arguments with the recipe's defaults and the fields it lacks."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,9 @@ class OlmoTrainingArguments(TrainingArguments):
     adam_epsilon: float = TrainingArgs.adam_epsilon
     max_grad_norm: float = TrainingArgs.max_grad_norm
     logging_nan_inf_filter: bool = False
+
+    learning_rate_factors: dict[str, float] = field(default_factory=dict)
+    """Patterns of parameter names and their factors on `learning_rate`."""
 
     optimizer: Literal["adamw", "lion", "muon"] = TrainingArgs.optimizer
     """Update rule; another `optim` than Hugging Face's default replaces it."""

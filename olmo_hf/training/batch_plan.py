@@ -76,6 +76,16 @@ class BatchPlan:
     """Steps between evaluations; None is never."""
 
 
+def tokens_after(plan: BatchPlan, step: int) -> int:
+    """Tokens seen after a step of this launch; before its start, as if it had always had this batch."""
+    return max(plan.start.tokens + (step - plan.start.steps) * plan.tokens_per_step, 0)
+
+
+def bolt_on_start(scheduler: SchedulerArgs, plan: BatchPlan) -> int:
+    """Clock, in the schedule's units, at which a second warm-up of this launch begins."""
+    return plan.start.steps if scheduler.units == "steps" else plan.start.tokens
+
+
 def plan_batches(
     training: TrainingArgs,
     *,

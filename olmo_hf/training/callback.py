@@ -19,6 +19,9 @@ class OlmoCallback(TrainerCallback):
         """Called when a step is logged; what is returned is logged with it."""
         return {}
 
+    def on_failure(self, state: TrainerState) -> None:
+        """Called when training ends in an error, on every rank that has one; must not raise, and not wait for others."""
+
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state that must survive a restart; written with every checkpoint."""
         return {}

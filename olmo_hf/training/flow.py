@@ -31,6 +31,11 @@ def save_intervals(args: OlmoTrainingArguments) -> SaveIntervals:
     return SaveIntervals()
 
 
+def saves_at_all(args: OlmoTrainingArguments) -> bool:
+    """Whether the last step is kept: always with the intervals of a YAML, but not under `save_strategy="no"`."""
+    return args.save_intervals is not None or args.save_strategy != "no"
+
+
 def what_to_save(
     due: set[Due], *, step: int, final: bool, sharded: bool, unsharded_optimizer: bool
 ) -> tuple[Kind, bool]:
@@ -81,7 +86,7 @@ class SaveSchedule(OlmoCallback):
             control.should_save = True
         if state.global_step >= last_step(args, state):
             control.should_training_stop = True
-            control.should_save = True
+            control.should_save = saves_at_all(args)
             control.should_log = True
 
     def _due(self, intervals: SaveIntervals, step: int) -> set[Due]:

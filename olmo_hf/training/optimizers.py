@@ -13,7 +13,12 @@ from torch import nn
 from olmo_hf.training.args import TrainingArgs
 from olmo_hf.training.clipping import local_tensor, reduce_over_shards
 from olmo_hf.training.muon import MuonWithAdamW, split_for_muon
-from olmo_hf.training.parameter_groups import WeightDecayRule, describe_groups, parameter_groups
+from olmo_hf.training.parameter_groups import (
+    WeightDecayRule,
+    describe_groups,
+    parameter_groups,
+    split_by_learning_rate,
+)
 
 DEFAULT_OPTIM = TrainingArgs.optim
 """With this value of `optim`, `optimizer` decides."""
@@ -26,6 +31,8 @@ class OptimizerSettings(Protocol):
     def optimizer(self) -> str: ...
     @property
     def learning_rate(self) -> float: ...
+    @property
+    def learning_rate_factors(self) -> dict[str, float]: ...
     @property
     def adam_beta1(self) -> float: ...
     @property
@@ -224,13 +231,14 @@ class Lion(torch.optim.Optimizer, UpdateRecorder):
 
 
 def _groups(model: nn.Module, training: OptimizerSettings) -> list[dict[str, Any]]:
-    return parameter_groups(
+    groups = parameter_groups(
         model,
         weight_decay=training.weight_decay,
         decay_norm_and_bias=training.decay_norm_and_bias,
         decay_embeddings=training.decay_embeddings,
         rule=training.weight_decay_rule,
     )
+    return split_by_learning_rate(groups, training.learning_rate_factors, learning_rate=training.learning_rate)
 
 
 def describe_optimizer(model: nn.Module, training: OptimizerSettings) -> list[tuple[str, str]]:

@@ -1,9 +1,13 @@
-"""Which parameters decay."""
+"""Which parameters decay, and which learn at another rate than the rest."""
 
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
 from torch import nn
+
+from olmo_hf.errors import ConfigError
 
 WeightDecayRule = Literal["by_role", "by_dimension"]
 
@@ -89,6 +93,55 @@ def parameter_groups(
     return groups
 
 
+def split_by_learning_rate(
+    groups: list[dict[str, Any]], factors: Mapping[str, float], *, learning_rate: float
+) -> list[dict[str, Any]]:
+    """Splits each group into parts that learn at the same rate.
+
+    Args:
+        groups: each with `params` and `param_names`.
+        factors: shell patterns of whole names, the first that fits decides; none is a factor of 1.
+        learning_rate: the peak.
+
+    Returns:
+        The same groups where there are no factors; otherwise their parts, the one at the full rate first, the others
+        in the order of `factors`, each with its factor as `lr_scale` and its peak as `lr`.
+
+    Raises:
+        ConfigError: a pattern fits no parameter, or decides on none because others before it fit them all.
+    """
+    if not factors:
+        return groups
+    patterns = list(factors)
+    deciding = {
+        name: next((i for i, pattern in enumerate(patterns) if fnmatchcase(name, pattern)), -1)
+        for group in groups
+        for name in group["param_names"]
+    }
+    idle = [pattern for i, pattern in enumerate(patterns) if i not in deciding.values()]
+    if idle:
+        raise ConfigError([_idle_pattern(pattern, list(deciding)) for pattern in idle])
+    split = []
+    for group in groups:
+        for number in range(-1, len(patterns)):
+            chosen = [i for i, name in enumerate(group["param_names"]) if deciding[name] == number]
+            if chosen:
+                scale = 1.0 if number < 0 else factors[patterns[number]]
+                parts = {key: [group[key][i] for i in chosen] for key in ("params", "param_names")}
+                split.append({**group, **parts, "lr_scale": scale, "lr": learning_rate * scale})
+    return split
+
+
+def _idle_pattern(pattern: str, names: list[str]) -> str:
+    key = f"training.learning_rate_factors.{pattern}"
+    if any(fnmatchcase(name, pattern) for name in names):
+        return f"{key}: every parameter that it fits is decided on by a pattern above it; move it up or remove it"
+    return (
+        f"{key}: fits no parameter; write a whole name or a pattern of one, such as {names[-1]!r} or "
+        "'*embed_tokens*' (names as in a checkpoint)"
+    )
+
+
 def name_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Gives the groups of an optimizer of Hugging Face's their `param_names`, where they hold the model's tensors."""
     names = {id(parameter): parameter_name(name) for name, parameter in model.named_parameters()}
@@ -112,5 +165,7 @@ def describe_groups(groups: list[dict[str, Any]]) -> list[tuple[str, str]]:
         elements = sum(parameter.numel() for parameter in group["params"])
         size = f"{len(group['params'])} tensors, {elements:,} elements"
         muon = ", muon" if group.get("use_muon", False) else ""
-        rows.append((f"group {number}, weight decay {group['weight_decay']}{muon}", f"{size}: {', '.join(entries)}"))
+        scale = f", learning rate x {group['lr_scale']:g}" if group.get("lr_scale", 1.0) != 1.0 else ""
+        label = f"group {number}, weight decay {group['weight_decay']}{scale}{muon}"
+        rows.append((label, f"{size}: {', '.join(entries)}"))
     return rows

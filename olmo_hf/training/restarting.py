@@ -19,6 +19,7 @@ from olmo_hf.training.flow import SaveSchedule, last_step, what_to_save
 from olmo_hf.training.learning import LearningTrainer
 from olmo_hf.training.rotation import Keep
 from olmo_hf.training.saving import CheckpointSaver, build_saver
+from olmo_hf.training.schedule_free import averaged_weights
 from olmo_hf.training.snapshot import Snapshot
 from olmo_hf.training.state import RunState, compare_identity, load_run_state
 from olmo_hf.training.token_clock import TokenClockLR
@@ -130,6 +131,8 @@ class RestartingTrainer(LearningTrainer):
         try:
             result = super().train(str(checkpoint) if checkpoint is not None else None, *args, **kwargs)
         except BaseException:
+            for callback in self.olmo_callbacks:
+                callback.on_failure(self.state)
             self.saver.give_up()
             raise
         self.saver.finish()
@@ -262,7 +265,8 @@ class RestartingTrainer(LearningTrainer):
             sharded=self.is_fsdp_enabled,
             unsharded_optimizer=self.args.unsharded_optimizer,
         )
-        self.saver.save(self._snapshot(), kind=kind, has_optimizer=has_optimizer, wait=final or step == 0)
+        with averaged_weights(self.inner_optimizer):
+            self.saver.save(self._snapshot(), kind=kind, has_optimizer=has_optimizer, wait=final or step == 0)
 
     def _snapshot(self) -> Snapshot:
         step, scaler = self.state.global_step, getattr(self.accelerator, "scaler", None)

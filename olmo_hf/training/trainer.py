@@ -18,6 +18,7 @@ from olmo_hf.errors import ConfigError
 from olmo_hf.training.evaluating import Evaluator, run_evaluators
 from olmo_hf.training.flow import SaveSchedule
 from olmo_hf.training.restarting import RestartingTrainer
+from olmo_hf.training.schedule_free import averaged_weights
 
 
 class OlmoTrainer(RestartingTrainer):
@@ -74,12 +75,13 @@ class OlmoTrainer(RestartingTrainer):
         """Identical to `Trainer` except that the run's evaluators answer, if there are any."""
         if not self.evaluators:
             return super().evaluate(*args, **kwargs)
-        metrics = run_evaluators(
-            self.evaluators,
-            self.model_wrapped,
-            device=self.args.device,
-            autocast=self.compute_loss_context_manager,
-        )
+        with averaged_weights(self.inner_optimizer):
+            metrics = run_evaluators(
+                self.evaluators,
+                self.model_wrapped,
+                device=self.args.device,
+                autocast=self.compute_loss_context_manager,
+            )
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

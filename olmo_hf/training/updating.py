@@ -10,6 +10,7 @@ from transformers.training_args import OptimizerNames
 
 from olmo_hf.distributed import all_agree, gather_objects
 from olmo_hf.errors import ConfigError, TrainingError
+from olmo_hf.training import schedule_free
 from olmo_hf.training.arguments import OlmoTrainingArguments
 from olmo_hf.training.clipping import AdaptiveClipper, GradientNorms, clip_by_global_norm, gradient_norms
 from olmo_hf.training.nan_policy import (
@@ -21,7 +22,12 @@ from olmo_hf.training.nan_policy import (
     not_a_number_message,
 )
 from olmo_hf.training.optimizers import DEFAULT_OPTIM, UpdateRecorder, build_optimizer
-from olmo_hf.training.parameter_groups import name_parameters, parameter_groups, parameter_name
+from olmo_hf.training.parameter_groups import (
+    name_parameters,
+    parameter_groups,
+    parameter_name,
+    split_by_learning_rate,
+)
 from olmo_hf.training.schedulers import clip_factor_for_update
 from olmo_hf.training.tensor_statistics import detailed_metrics
 from olmo_hf.training.tensors import Table
@@ -52,12 +58,29 @@ class UpdatingTrainer(Trainer):
         if self.optimizer is None and self.args.optim == DEFAULT_OPTIM:
             self.optimizer = build_optimizer(model, self.args)
         elif self.optimizer is None:
-            try:
-                name_parameters(super().create_optimizer(cast(Any, model)), model)
-            except (ImportError, ValueError) as error:
-                name = OptimizerNames(self.args.optim).value
-                raise ConfigError(f"training.optim: found {name!r}, which cannot be had here: {error}") from error
+            self._create_named_optimizer(model)
         return cast(torch.optim.Optimizer, self.optimizer)
+
+    def _create_named_optimizer(self, model: nn.Module) -> None:
+        """The optimizer of Hugging Face's that `optim` names, with our groups."""
+        name = OptimizerNames(self.args.optim).value
+        try:
+            optimizer = super().create_optimizer(cast(Any, model))
+        except (ImportError, ValueError, TypeError, RuntimeError) as error:
+            raise ConfigError(
+                f"training.optim: found {name!r}, which cannot be had here: {error}; install what it asks for, or "
+                "leave `optim` out for `training.optimizer`"
+            ) from error
+        name_parameters(optimizer, model)
+        if self.args.learning_rate_factors:
+            if not all("param_names" in group for group in optimizer.param_groups):
+                raise ConfigError(
+                    f"training.learning_rate_factors: given together with `training.optim: {name}`, whose groups do "
+                    "not hold the model's own parameters; remove one of the two"
+                )
+            optimizer.param_groups[:] = split_by_learning_rate(
+                optimizer.param_groups, self.args.learning_rate_factors, learning_rate=self.args.learning_rate
+            )
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Identical to `Trainer` except for the rule: see `parameter_groups`."""
@@ -196,13 +219,16 @@ class UpdatingTrainer(Trainer):
         return self._clipper
 
     def _extra_tensors(self) -> Table:
-        """Tensors kept beside the optimizer in a checkpoint: the memory of adaptive clipping."""
+        """Tensors kept beside the optimizer in a checkpoint: memory of adaptive clipping, counters of its groups."""
+        counters = schedule_free.counters(self.inner_optimizer)
         if self._clipper is None:
-            return dict(self._restored_norms)
-        return {name: norm.detach().cpu() for name, norm in self._clipper.running_norms.items()}
+            return {**self._restored_norms, **counters}
+        return {name: norm.detach().cpu() for name, norm in self._clipper.running_norms.items()} | counters
 
     def _load_extra_tensors(self, table: Table) -> None:
-        self._restored_norms, self._clipper = table, None
+        self._restored_norms, self._clipper = schedule_free.without_counters(table), None
+        if not self.args.reset_optimizer:
+            schedule_free.load_counters(self.inner_optimizer, table)
 
     def _update_metrics(self) -> dict[str, float]:
         """What the last update tells, by the original's names; the details only if this step asked for them."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from olmo_hf.cli.main import main
+from olmo_hf.training.state import RunState, save_run_state
 from tests.recipes.original import write
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,6 +33,23 @@ def test_the_plan_says_what_matters(capsys):
     assert rows["batch"].strip().endswith("(2 devices x 8 instances x 4 accumulation steps)")
     assert {"model", "memory per device", "learning rate", "time", "cost", "for 3 h"} <= rows.keys()
     assert Path("lr.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_second_warm_up_begins_where_the_checkpoint_stands(tmp_path, capsys):
+    save_run_state(RunState(step=100, tokens=100 * 64 * 512), tmp_path)
+    words = ["plan", SMALL, "--training.max_duration=500", f"--training.resume={tmp_path}"]
+    words += ["--training.reset_optimizer=true", "--training.bolt_on_warmup=10", "--schedule", "lr.png"]
+    assert main([*words, "--training.learning_rate_factors={'*embed_tokens*': 0.5}"]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    first, second = rows["learning rate"].strip().split(", ")[:2]
+    assert first.endswith(" at 101")
+    assert float(first.split()[0]) < 0.2 * float(second.split()[0])
+    assert rows["times a factor"].strip() == "*embed_tokens*: 0.5"
+
+
+def test_a_picture_that_cannot_be_drawn_is_an_error_in_words(tmp_path, capsys):
+    assert main(["plan", SMALL, "--schedule", str(tmp_path / "no" / "such" / "lr.png")]) == 2
+    assert "--schedule: " in capsys.readouterr().err
 
 
 def test_a_file_of_the_original_is_planned_too(tmp_path, capsys):

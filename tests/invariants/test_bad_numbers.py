@@ -60,6 +60,10 @@ def test_both_ranks_stop_and_the_one_that_has_it_is_named(ddp: Ranks, tmp_path: 
     assert f"step {STEP}, rank {RANK}: the update is not a number" in text
     assert f"rank {RANK} (loss nan) read the instances [{instance}, " in text
     assert "Traceback" not in text
+    for rank in (0, 1):
+        read = read_data_indices(data_indices_path(tmp_path / "run", rank))
+        assert list(read) == [1, 2, 3], "what the last step read is on record"
+        assert (instance in read[STEP]) is (rank == RANK)
     assert list(rows_of(tmp_path / "run")) == [1, 2], "nothing is logged for the step, least of all a loss of 0"
     kept = commit.list_checkpoints(tmp_path / "run")
     assert [path.name for path in kept] == ["checkpoint-2"]

@@ -1,4 +1,4 @@
-"""What the tests of training share: a measure of memory, and two ranks."""
+"""What the tests of training share: a measure of memory, and two or four ranks."""
 
 import io
 import traceback
@@ -31,11 +31,11 @@ def peak_bytes() -> Callable[[Callable[[], object]], int]:
     return _peak_bytes
 
 
-def _serve(rank: int, folder: str, inbox: Any, outbox: Any) -> None:
-    """One of two ranks: runs the functions it is sent until it is sent None."""
+def _serve(rank: int, count: int, folder: str, inbox: Any, outbox: Any) -> None:
+    """One of the ranks: runs the functions it is sent until it is sent None."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=timedelta(seconds=120)
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=count, timeout=timedelta(seconds=120)
     )
     while (task := inbox.get()) is not None:
         function, args = task
@@ -48,15 +48,17 @@ def _serve(rank: int, folder: str, inbox: Any, outbox: Any) -> None:
     dist.destroy_process_group()
 
 
-class TwoRanks:
-    """Two processes joined by gloo; called with a function of a test module and its arguments."""
+class JoinedRanks:
+    """Processes joined by gloo; called with a function of a test module and its arguments."""
 
-    def __init__(self, folder: str):
+    def __init__(self, count: int, folder: str):
         context = mp.get_context("spawn")
-        self._inboxes, self._outboxes = ([context.Queue() for _ in range(2)] for _ in range(2))
+        self._inboxes, self._outboxes = ([context.Queue() for _ in range(count)] for _ in range(2))
         self._processes = [
-            context.Process(target=_serve, args=(rank, folder, self._inboxes[rank], self._outboxes[rank]), daemon=True)
-            for rank in range(2)
+            context.Process(
+                target=_serve, args=(rank, count, folder, self._inboxes[rank], self._outboxes[rank]), daemon=True
+            )
+            for rank in range(count)
         ]
         for process in self._processes:
             process.start()
@@ -71,7 +73,7 @@ class TwoRanks:
         return [torch.load(io.BytesIO(answer), weights_only=True) for _, answer in answers]
 
     def close(self) -> None:
-        """Ends both processes."""
+        """Ends the processes."""
         for inbox in self._inboxes:
             inbox.put(None)
         for process in self._processes:
@@ -79,8 +81,16 @@ class TwoRanks:
 
 
 @pytest.fixture(scope="session")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRanks]:
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JoinedRanks]:
     """Two ranks, started once for all tests of this folder: starting them takes longer than most tests."""
-    ranks = TwoRanks(str(tmp_path_factory.mktemp("ranks")))
+    ranks = JoinedRanks(2, str(tmp_path_factory.mktemp("ranks")))
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JoinedRanks]:
+    """Four ranks, for what is spread two ways."""
+    ranks = JoinedRanks(4, str(tmp_path_factory.mktemp("four-ranks")))
     yield ranks
     ranks.close()

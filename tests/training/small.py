@@ -67,10 +67,14 @@ def trainer_of(
     folder: Path, model: PreTrainedModel, rows: Any, *, trainer_class: Any = OlmoTrainer, **settings: Any
 ) -> OlmoTrainer:
     """A trainer that reads the rows in their order and logs every step."""
-    chosen: dict[str, Any] = {"max_steps": 1, "logging_steps": 1, "train_sampling_strategy": "sequential", **settings}
-    args = OlmoTrainingArguments(
-        output_dir=str(folder), use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True, **chosen
-    )
+    chosen: dict[str, Any] = {
+        "max_steps": 1,
+        "logging_steps": 1,
+        "train_sampling_strategy": "sequential",
+        "save_strategy": "no",
+        **settings,
+    }
+    args = OlmoTrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **chosen)
     return trainer_class(model, args, train_dataset=rows)
 
 

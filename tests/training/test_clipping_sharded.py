@@ -1,4 +1,4 @@
-"""Clipping on one process, two with copies (DDP) and two with shards (FSDP2): same norms, rates, memory and weights.
+"""Clipping on one process, copies (DDP), shards (FSDP2) and copies of shards (HSDP): same norms, rates and weights.
 
 Measured against the true norm, torch's own function applied to local shards gives another number on every rank.
 """
@@ -53,28 +53,35 @@ def train(model, *, rank, world_size, adaptive):
 
 
 def spread_run(rank, kind, adaptive):
+    """`hsdp`: four ranks, two copies of two shards; the others: two ranks."""
+    world_size = dist.get_world_size()
     if kind == "ddp":
-        return train(DistributedDataParallel(build_model()), rank=rank, world_size=2, adaptive=adaptive)
-    model, mesh = build_model(), dist.device_mesh.init_device_mesh("cpu", (2,))
+        return train(DistributedDataParallel(build_model()), rank=rank, world_size=world_size, adaptive=adaptive)
+    if kind == "hsdp":
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    model = build_model()
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    assert model[4].weight.to_local().numel() == (3 if rank == 0 else 0)
-    return train(model, rank=rank, world_size=2, adaptive=adaptive)
+    assert model[4].weight.to_local().numel() == (3 if rank % 2 == 0 else 0)
+    assert any(placement.is_replicate() for placement in model[4].weight.placements) is (kind == "hsdp")
+    return train(model, rank=rank, world_size=world_size, adaptive=adaptive)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp"])
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_clipping_does_not_depend_on_how_the_model_is_spread(two_ranks, kind, adaptive):
+def test_clipping_does_not_depend_on_how_the_model_is_spread(request, kind, adaptive):
     expected = train(build_model(), rank=0, world_size=1, adaptive=adaptive)
     assert expected["rates"].max() > 0
-    ranks = two_ranks(spread_run, kind, adaptive)
+    ranks = request.getfixturevalue("four_ranks" if kind == "hsdp" else "two_ranks")(spread_run, kind, adaptive)
     for found in ranks:
         torch.testing.assert_close(found["totals"], expected["totals"], rtol=1e-5, atol=0.0)
         torch.testing.assert_close(found["rates"], expected["rates"], rtol=0.0, atol=1e-7)
         torch.testing.assert_close(found["memory"], expected["memory"], rtol=1e-5, atol=0.0, equal_nan=True)
         torch.testing.assert_close(found["weights"], expected["weights"], rtol=0.0, atol=1e-6)
     for part in ("totals", "rates", "memory"):
-        one, other = (found[part] for found in ranks)
-        assert torch.equal(one.nan_to_num(-1.0), other.nan_to_num(-1.0))
+        for other in ranks[1:]:
+            assert torch.equal(ranks[0][part].nan_to_num(-1.0), other[part].nan_to_num(-1.0))

@@ -102,7 +102,7 @@ def test_what_a_smaller_scale_does_not_mend_stops_the_run(tmp_path, scale, where
 
 def test_the_scale_survives_a_restart(tmp_path, scale):
     scale.update(growth_interval=2)
-    first = run(tmp_path, fp16=True, stop_step=3)
+    first = run(tmp_path, fp16=True, stop_step=3, save_strategy="steps", save_steps=100)
     first.train()
     found = first.accelerator.scaler.state_dict()
     assert (found["scale"], found["_growth_tracker"]) == (2.0**11, 1)

@@ -96,6 +96,9 @@ def test_another_identity_is_refused_with_the_difference(tmp_path: Path) -> None
         trainer(tmp_path, identity={"data": {"seed": 2}}).train(resume_from_checkpoint=True)
 
 
-def test_nothing_is_saved_unless_asked_but_the_last(tmp_path: Path) -> None:
-    trainer(tmp_path, save_strategy="no").train()
-    assert steps(tmp_path) == [6]
+@pytest.mark.parametrize(("settings", "kept"), [({"save_strategy": "no"}, []), ({"save_steps": 100}, [6])])
+def test_no_means_no_and_otherwise_the_last_one_is_kept(
+    tmp_path: Path, settings: dict[str, Any], kept: list[int]
+) -> None:
+    trainer(tmp_path, **settings).train()
+    assert steps(tmp_path) == kept
