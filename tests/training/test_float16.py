@@ -82,6 +82,22 @@ def test_overflows_are_left_out_and_counted_and_the_clock_goes_on(tmp_path, scal
     assert all(norm.isfinite() for norm in trainer._clipper.running_norms.values())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: Accelerate's own float16")
+@pytest.mark.gpu
+def test_on_a_gpu_accelerates_own_scaler_is_used(tmp_path):
+    exact, half = run(tmp_path / "exact", use_cpu=False), run(tmp_path / "half", use_cpu=False, fp16=True)
+    exact.train()
+    half.train()
+    one, other = (logged(trainer, "train/CrossEntropyLoss") for trainer in (exact, half))
+    done = [step for step, loss in other.items() if not math.isnan(loss)]  # it begins at a scale of 2**16
+    assert len(done) > STEPS / 2
+    skipped = STEPS - len(done)
+    assert logged(half, "train/skipped_steps")[STEPS] == skipped
+    if not skipped:
+        assert list(other.values()) == pytest.approx(list(one.values()), rel=2**-10)
+    assert all(parameter.dtype == torch.float32 for parameter in half.model.parameters())
+
+
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_what_a_smaller_scale_does_not_mend_stops_the_run(tmp_path, scale, where):
     trainer = run(tmp_path, fp16=True)

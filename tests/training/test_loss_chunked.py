@@ -136,3 +136,66 @@ def test_all_logits_are_never_held(peak_bytes):
     all_logits = positions * vocabulary * 4
     # Two chunks' worth of logits and a few copies of the head's weight (1/64 of all logits each).
     assert peak < 0.35 * all_logits
+
+
+def test_it_has_no_second_backward_pass():
+    """The gradients are given away in place: a silent second pass would return their products with the first."""
+    hidden, weight, labels = problem()
+    total = chunked_causal_lm_loss_sums(hidden.requires_grad_(), weight, labels, chunk_tokens=8).total
+    total.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="no second backward pass"):
+        total.backward()
+
+
+def test_what_is_not_trained_on_may_be_infinite():
+    hidden, weight, labels = problem()
+    expected = run(lambda h, w: chunked_causal_lm_loss_sums(h, w, labels, chunk_tokens=8), hidden, weight)
+    targets = torch.cat([labels[:, 1:], torch.full((B, 1), -100)], dim=1)
+    spoilt = torch.where((targets == -100).unsqueeze(-1), torch.inf, hidden)
+    terms, grad_hidden, grad_weight = run(
+        lambda h, w: chunked_causal_lm_loss_sums(h, w, labels, chunk_tokens=8), spoilt, weight
+    )
+    assert torch.equal(terms.total, expected[0].total)
+    assert torch.equal(grad_hidden, expected[1])
+    assert torch.equal(grad_weight, expected[2])
+
+
+@pytest.mark.parametrize("size", [1e4, 1e30])
+def test_large_logits_do_not_overflow(size):
+    hidden, weight, labels = problem(ignored=0.0)
+    hidden = hidden * size
+    terms, grad_hidden, _ = run(lambda h, w: chunked_causal_lm_loss_sums(h, w, labels, chunk_tokens=8), hidden, weight)
+    expected = causal_lm_loss_sums(hidden @ weight.T, labels)
+    torch.testing.assert_close(terms.ce_sum, expected.ce_sum, rtol=1e-6, atol=0.0)
+    assert grad_hidden.isfinite().all()
+
+
+def test_micro_batches_without_a_label_give_zeros():
+    hidden, weight, labels = problem(ignored=1.1)
+    terms, grad_hidden, grad_weight = run(
+        lambda h, w: chunked_causal_lm_loss_sums(h, w, labels, chunk_tokens=8, z_loss_weight=1e-2), hidden, weight
+    )
+    assert (terms.total.item(), int(terms.num_labels)) == (0.0, 0)
+    assert not grad_hidden.any()
+    assert not grad_weight.any()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
+def test_on_a_gpu_it_is_the_loss_of_the_cpu(autocast):
+    hidden, weight, labels = problem()
+    expected = run(
+        lambda h, w: chunked_causal_lm_loss_sums(h, w, labels, chunk_tokens=7, z_loss_weight=1e-4), hidden, weight
+    )
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+        terms, *gradients = run(
+            lambda h, w: chunked_causal_lm_loss_sums(h, w, labels.cuda(), chunk_tokens=7, z_loss_weight=1e-4),
+            hidden.cuda(),
+            weight.cuda(),
+        )
+    # float32: TF32 is off by default; bfloat16: one rounding of 2**-9 in every logit.
+    bound = 2**-8 if autocast else 1e-5
+    torch.testing.assert_close(terms.total.cpu(), expected[0].total, rtol=bound, atol=0.0)
+    for gradient, exact in zip(gradients, expected[1:], strict=True):
+        assert (gradient.cpu() - exact).abs().max() <= bound * exact.abs().max()
