@@ -292,8 +292,7 @@ def restore_optimizer(
     layout, targets = reader.layout(), {}
     state: dict[torch.Tensor, dict[str, Any]] = {}
     for name, parameter, group in _named_parameters_of(model, optimizer):
-        keys = [key for key in _state_keys(stored, name)]
-        if not keys:
+        if not (keys := list(_state_keys(stored, name))):
             raise CheckpointError(
                 f"{source}: no optimizer state for {name}; set training.reset_optimizer to start afresh"
             )
@@ -301,13 +300,16 @@ def restore_optimizer(
         for key in keys:
             full_name = f"optimizer.{name}.{key}"
             on_device = key != "step" or group.get("fused") or group.get("capturable")
-            targets[full_name] = _like(parameter, *layout[full_name], on_device=bool(on_device))
-            state[parameter][key] = targets[full_name]
+            targets[full_name] = state[parameter][key] = _like(
+                parameter, *layout[full_name], on_device=bool(on_device)
+            )
     if unknown := sorted(set(stored) - set(targets)):
         raise CheckpointError(f"{source}: optimizer state of unknown parameters: {', '.join(unknown[:5])}")
     reader.fill(targets)
     for values in state.values():
-        values.update({key: value.item() for key, value in values.items() if value.dtype == NUMBER})
+        numbers = {key: value.item() for key, value in values.items() if value.dtype == NUMBER}
+        # Some optimizers refuse a counter that is a float; none minds an int.
+        values.update({key: int(number) if number.is_integer() else number for key, number in numbers.items()})
     optimizer.state.clear()
     optimizer.state.update(state)
 
