@@ -299,10 +299,8 @@ def restore_optimizer(
         state[parameter] = {}
         for key in keys:
             full_name = f"optimizer.{name}.{key}"
-            on_device = key != "step" or group.get("fused") or group.get("capturable")
-            targets[full_name] = state[parameter][key] = _like(
-                parameter, *layout[full_name], on_device=bool(on_device)
-            )
+            on_device = bool(key != "step" or group.get("fused") or group.get("capturable"))
+            targets[full_name] = state[parameter][key] = _like(parameter, *layout[full_name], on_device=on_device)
     if unknown := sorted(set(stored) - set(targets)):
         raise CheckpointError(f"{source}: optimizer state of unknown parameters: {', '.join(unknown[:5])}")
     reader.fill(targets)
