@@ -1,11 +1,12 @@
 """Memory of `olmo-hf convert` for a checkpoint with the tensors of a 13B model, both ways.
 
-python benchmarks/convert_large.py [--preset olmo2_13b] [--layers 2] [--directory DIR]
+python benchmarks/convert_large.py [--preset olmo2_13b] [--layers 2] [--dtype bfloat16] [--one-way] [--directory DIR]
 
 The checkpoint is synthetic: the original's model.pt, all zeros, so that it takes no room on the disk; what is written
-from it does. Its tensors and layers are as large as those of the preset, there are only fewer layers (`--layers 40` is
-the whole model). Reported is the peak of each conversion, verification by logits included: own memory, and resident
-memory with the pages of mapped files, which the system takes back when it needs them.
+from it does. Its tensors and layers are as large as those of the preset, there are only fewer layers: with
+`--layers 40 --dtype bfloat16 --one-way` it is the whole model, which needs 26 GiB. Reported is the peak of each
+conversion, verification by logits included: own memory, and resident memory with the pages of mapped files, which the
+system takes back when it needs them.
 """
 
 import argparse
@@ -69,6 +70,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="olmo2_13b")
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights written")
+    parser.add_argument("--one-way", action="store_true", help="from the original only, not back to it")
     parser.add_argument("--directory", type=Path, help="where there is room for twice the checkpoint; left out: /tmp")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
@@ -76,10 +79,10 @@ def main() -> None:
         total, largest = write_source(folder / "original", options.preset, options.layers)
         gib = 2**30
         print(f"{options.preset}, {options.layers} layers: {total / gib:.2f} GiB, largest {largest / gib:.2f} GiB")
-        for source, target, words in (
-            ("original", "huggingface", []),
-            ("huggingface", "back", ["--original-format", "pt"]),
-        ):
+        ways = [("original", "huggingface", ["--dtype", options.dtype])]
+        if not options.one_way:
+            ways.append(("huggingface", "back", ["--original-format", "pt"]))
+        for source, target, words in ways:
             command = [sys.executable, "-c", CONVERT, str(folder / source), str(folder / target), *words]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:

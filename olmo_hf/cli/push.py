@@ -1,15 +1,17 @@
 """`olmo-hf push`: a checkpoint as a model on the Hub, with a card that says how it came about."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
-from olmo_hf.errors import CheckpointError
+from olmo_hf.errors import CheckpointError, ConfigError
 
 HELP = "Upload a checkpoint to the Hugging Face Hub with a model card"
 
 # What makes a model; optimizer, random states and counters of the run stay at home.
 MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
+CARD, LINEAGE = "README.md", "lineage.json"
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "chat_template*", "*_olmo.py")
 
 
@@ -18,24 +20,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="an unsharded checkpoint, or a run directory: its newest one")
     parser.add_argument("repository", help="name on the Hub, OWNER/NAME; made if it is not there")
     parser.add_argument("--private", action="store_true", help="a new repository is visible to its owner only")
+    parser.add_argument("--license", help="identifier that goes into the card, for example apache-2.0")
+    parser.add_argument(
+        "--new-card", action="store_true", help=f"write the card anew even if the checkpoint has a {CARD} of its own"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the card and the files, upload nothing")
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the card and upload."""
-    from olmo_hf.model.card import write_card
-
+    _check_license(options.license)
     checkpoint = _checkpoint(options.checkpoint)
-    card = write_card(_facts(checkpoint, options.repository))
-    files = sorted({path for pattern in (*MODEL_FILES, *TOKENIZER_FILES) for path in checkpoint.glob(pattern)})
+    card = _card(checkpoint, options)
+    patterns = (*MODEL_FILES, *TOKENIZER_FILES, LINEAGE)
+    files = sorted({path for pattern in patterns for path in checkpoint.glob(pattern)})
     if options.dry_run:
         print(card)
         for path in files:
             print(f"{path.stat().st_size:>16,}  {path.name}")
         return 0
     _upload(options.repository, card, files, private=options.private)
-    print(f"uploaded {len(files)} files and README.md to {options.repository}")
+    print(f"uploaded {len(files)} files and {CARD} to {options.repository}")
     return 0
+
+
+def _check_license(name: str | None) -> None:
+    if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
+        raise ConfigError(
+            f"--license: found {name!r}, expected an identifier of the Hub such as apache-2.0, mit, cc-by-4.0 or other"
+        )
+
+
+def _card(checkpoint: Path, options: argparse.Namespace) -> str:
+    """The card that lies in the checkpoint (an average's, or one that somebody wrote), else a new one."""
+    from huggingface_hub import ModelCard
+    from yaml import YAMLError
+
+    from olmo_hf.model.card import write_card
+
+    facts = _facts(checkpoint, options.repository, options.license)  # also looks for damage
+    own = checkpoint / CARD
+    if options.new_card or not own.is_file():
+        return write_card(facts)
+    try:
+        text = own.read_text(encoding="utf-8")
+        card = ModelCard(text.replace(f'from_pretrained("{checkpoint.name}"', f'from_pretrained("{facts.name}"'))
+        if options.license is not None:
+            card.data.license = options.license
+        return str(card)
+    except (ValueError, TypeError, YAMLError) as error:
+        raise CheckpointError(
+            f"{own}: found no card that the Hub can read ({error}); correct its front matter or give --new-card"
+        ) from error
 
 
 def _checkpoint(path: Path) -> Path:
@@ -48,10 +84,8 @@ def _checkpoint(path: Path) -> Path:
     return found
 
 
-def _facts(checkpoint: Path, name: str) -> Any:
-    from omegaconf import OmegaConf
-
-    from olmo_hf.model.card import CardFacts
+def _facts(checkpoint: Path, name: str, license_name: str | None) -> Any:
+    from olmo_hf.model.card import CardFacts, run_settings
     from olmo_hf.model.configuration_olmo import OlmoHfConfig
     from olmo_hf.training import commit
 
@@ -59,16 +93,15 @@ def _facts(checkpoint: Path, name: str) -> Any:
     if (checkpoint / commit.MANIFEST).is_file():
         manifest = commit.verify(checkpoint)  # a damaged model is not published
         step, tokens, versions = manifest.step, manifest.tokens, manifest.versions
-    config_file = checkpoint.parent / "config.yaml"
-    settings: Any = OmegaConf.to_container(OmegaConf.load(config_file), resolve=False) if config_file.is_file() else {}
     return CardFacts(
         name=name,
         config=OlmoHfConfig.from_pretrained(checkpoint),
         step=step,
         tokens=tokens,
-        settings=settings,
+        settings=run_settings(checkpoint),
         metrics=_last_metrics(checkpoint.parent, step),
         versions=versions,
+        license=license_name,
     )
 
 

@@ -3,8 +3,10 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from olmo_hf.errors import CheckpointError
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
 from olmo_hf.model.size import count_parameters
 
@@ -14,22 +16,29 @@ RECIPE = (
     "global_train_batch_size",
     "learning_rate",
     "scheduler",
+    "bolt_on_warmup",
     "optimizer",
+    "optim",
     "adam_beta1",
     "adam_beta2",
     "adam_epsilon",
     "weight_decay",
+    "weight_decay_rule",
     "max_grad_norm",
     "max_grad_norm_ratio",
+    "clip_groups",
     "z_loss_weight",
     "loss_denominator",
     "decay_norm_and_bias",
     "decay_embeddings",
+    "selective_updates",
     "seed",
     "bf16",
     "fp16",
 )
 MOST_PATHS = 20
+ORDER = ("sequence_length", "seed", "shuffle", "order", "mix_tokens", "document_masking", "document_positions")
+RUN_SETTINGS = "config.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,8 @@ class CardFacts:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Last value of every metric at this checkpoint."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    license: str | None = None
+    """An identifier that the Hub knows, for example `apache-2.0`."""
 
 
 def write_card(facts: CardFacts) -> str:
@@ -55,12 +66,37 @@ def write_card(facts: CardFacts) -> str:
         "A causal language model pretrained with olmo_hf.",
         _usage(facts),
         "## Model\n\n" + _table(_architecture(facts)),
-        "## Training data\n\n" + _data(facts.settings.get("data")),
-        "## Recipe\n\n" + _recipe(facts.settings.get("training")),
+        "## Training data\n\n" + training_data(facts.settings.get("data")),
+        "## Recipe\n\n" + recipe(facts.settings.get("training")),
         "## Metrics\n\n" + (_table(_metrics(facts.metrics)) if facts.metrics else "None were recorded."),
         "## Lineage\n\n" + _table(_lineage(facts)),
+        "## License\n\n" + ("Not stated." if facts.license is None else facts.license),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def run_settings(checkpoint: Path) -> dict[str, Any]:
+    """The resolved settings of the run that a checkpoint belongs to; empty where none lie beside it.
+
+    Raises:
+        CheckpointError: the file of settings is damaged.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    file = checkpoint.resolve().parent / RUN_SETTINGS
+    if not file.is_file():
+        return {}
+    try:
+        settings: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        raise CheckpointError(
+            f"{file}: found no readable settings ({error}), expected those of the run; mend it or move it away"
+        ) from error
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{file}: found a list, expected the sections of a run; mend it or move it away")
+    return settings
 
 
 def public_path(path: str) -> str:
@@ -68,8 +104,47 @@ def public_path(path: str) -> str:
     return re.sub(r"(?<=://)[^/@]*@", "", path.split("?", 1)[0])
 
 
+def training_data(section: Any) -> str:
+    """The files that the `data` section of a run names, and what decides their order."""
+    if not isinstance(section, Mapping):
+        return "Not recorded."
+    lines = [] if section.get("mix") is None else [f"- mix `{section['mix']}`"]
+    lines += _paths(section.get("paths"))
+    sources = section.get("sources")
+    for name, source in sources.items() if isinstance(sources, Mapping) else ():
+        amount = [f"{key} {source[key]}" for key in ("weight", "tokens", "repeat") if source.get(key) is not None]
+        lines.append(f"- source `{name}`{''.join(f', {words}' for words in amount)}")
+        lines += [f"  {line}" for line in _paths(source.get("paths"))]
+    order: dict[str, Any] = {key: section[key] for key in ORDER if section.get(key) is not None}
+    if isinstance(section.get("instance_filter"), Mapping):
+        order |= section["instance_filter"]
+    return "\n".join(lines) + ("\n\n" + _table(order) if order else "")
+
+
+def _paths(paths: Any) -> list[str]:
+    names = [public_path(str(path)) for path in paths or []]
+    lines = [f"- `{name}`" for name in names[:MOST_PATHS]]
+    return lines if len(names) <= MOST_PATHS else [*lines, f"- and {len(names) - MOST_PATHS} more files"]
+
+
+def recipe(section: Any) -> str:
+    """What the `training` section of a run says about learning."""
+    if not isinstance(section, Mapping):
+        return "Not recorded."
+    rows: dict[str, Any] = {}
+    for key in RECIPE:
+        value = section.get(key)
+        if isinstance(value, Mapping):
+            rows |= {f"{key}.{name}": inner for name, inner in value.items() if inner is not None}
+        elif value is not None:
+            rows[key] = value
+    return _table(rows)
+
+
 def _front_matter(facts: CardFacts) -> str:
     lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags:", "- olmo", "- olmo_hf"]
+    if facts.license is not None:
+        lines.append(f"license: {facts.license}")
     source = _source(facts)
     if source is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         lines.append(f"base_model: {source}")
@@ -96,33 +171,6 @@ def _architecture(facts: CardFacts) -> dict[str, Any]:
         "vocabulary": f"{config.vocab_size:,} rows",
         "sequence length": f"{config.max_position_embeddings:,} tokens",
     }
-
-
-def _data(section: Any) -> str:
-    if not isinstance(section, Mapping):
-        return "Not recorded."
-    lines = []
-    if section.get("mix") is not None:
-        lines.append(f"- mix `{section['mix']}`")
-    paths = [public_path(str(path)) for path in section.get("paths") or []]
-    lines += [f"- `{path}`" for path in paths[:MOST_PATHS]]
-    if len(paths) > MOST_PATHS:
-        lines.append(f"- and {len(paths) - MOST_PATHS} more files")
-    order = {key: section[key] for key in ("seed", "shuffle", "document_masking") if section.get(key) is not None}
-    return "\n".join(lines) + ("\n\n" + _table(order) if order else "")
-
-
-def _recipe(section: Any) -> str:
-    if not isinstance(section, Mapping):
-        return "Not recorded."
-    rows: dict[str, Any] = {}
-    for key in RECIPE:
-        value = section.get(key)
-        if isinstance(value, Mapping):
-            rows |= {f"{key}.{name}": inner for name, inner in value.items() if inner is not None}
-        elif value is not None:
-            rows[key] = value
-    return _table(rows)
 
 
 def _metrics(metrics: Mapping[str, float]) -> dict[str, str]:

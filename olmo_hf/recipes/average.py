@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from olmo_hf.errors import CheckpointError, ConversionError
+from olmo_hf.model.card import run_settings
 from olmo_hf.model.conversion.convert import (
     DEFAULT_SHARD_BYTES,
     Checkpoint,
@@ -53,6 +54,7 @@ class Ingredient:
         checkpoint: Its configuration and tensors.
         step: Optimizer steps it was trained for, where it says so.
         tokens: Tokens it was trained on, where it says so.
+        settings: Those of its run, where they lie beside it.
         digest: Running SHA-256 of its weights in the order they are written.
     """
 
@@ -63,6 +65,7 @@ class Ingredient:
     checkpoint: Checkpoint
     step: int | None = None
     tokens: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
     digest: Any = field(default_factory=hashlib.sha256)
 
     def as_json(self) -> dict[str, Any]:
@@ -138,7 +141,8 @@ def average(
         lineage = [ingredient.as_json() for ingredient in ingredients]
         content = {"method": "weighted mean in float64, rounded once", "ingredients": lineage}
         (staging / "lineage.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        (staging / "README.md").write_text(write_average_card(target.name, first.config, lineage), encoding="utf-8")
+        card = write_average_card(target.name, first.config, lineage, [one.settings for one in ingredients])
+        (staging / "README.md").write_text(card, encoding="utf-8")
         os.replace(staging, target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -150,6 +154,7 @@ def _open(given: Path, weight: float, share: float) -> Ingredient:
     if (path / commit.LATEST).exists() and not (path / "config.json").exists():
         path = (path / commit.LATEST).resolve()
     ingredient = Ingredient(str(given), path, weight, share, open_checkpoint(path))
+    ingredient.settings = run_settings(path)
     if (path / commit.MANIFEST).is_file():
         manifest = commit.verify(path)
         ingredient.step, ingredient.tokens = manifest.step, manifest.tokens

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from huggingface_hub import ModelCard
 
 from olmo_hf.cli.main import main
 from olmo_hf.training import commit
@@ -89,3 +90,56 @@ def test_upload(run_dir, tmp_path):
         assert refused.returncode == 2
         assert "cannot upload" in refused.stderr
     assert SECRET not in done.stdout + done.stderr + refused.stdout + refused.stderr
+
+
+@pytest.fixture
+def soup(tmp_path):
+    """An average of two checkpoints of one run."""
+    directory = tmp_path / "other_run"
+    for step in (10, 20):
+        tiny_model().save_pretrained(directory / f"checkpoint-{step}")
+    (directory / "config.yaml").write_text("data:\n  paths: [a.npy]\ntraining:\n  learning_rate: 4e-4\n")
+    assert main(["average", *map(str, directory.glob("checkpoint-*")), "-o", str(tmp_path / "soup")]) == 0
+    return tmp_path / "soup"
+
+
+def test_an_average_keeps_its_card_and_its_lineage(soup, capsys):
+    capsys.readouterr()
+    assert main(["push", str(soup), "someone/soup", "--dry-run", "--license", "apache-2.0"]) == 0
+    said = capsys.readouterr().out
+    lineage = json.loads((soup / "lineage.json").read_text())
+    assert "lineage.json" in said
+    assert all(one["weights_sha256"] in said for one in lineage["ingredients"])
+    assert 'from_pretrained("someone/soup"' in said, "the name it has from now on"
+    assert "- `a.npy`" in said, "what the ingredients were trained on"
+    assert "| learning_rate | 0.0004 |" in said
+    assert ModelCard(said).data.license == "apache-2.0"
+    assert "merge" in ModelCard(said).data.tags
+
+
+def test_a_card_that_somebody_wrote_is_kept_unless_asked(run_dir, capsys):
+    checkpoint = run_dir / "checkpoint-30"
+    (checkpoint / "README.md").write_text("---\ntags: [mine]\n---\n\n# Written by hand\n")
+    assert main(["push", str(run_dir), "someone/model", "--dry-run"]) == 0
+    card = capsys.readouterr().out
+    assert "# Written by hand" in card
+    assert ModelCard(card).data.license is None
+    assert main(["push", str(run_dir), "someone/model", "--dry-run", "--new-card", "--license", "mit"]) == 0
+    card = capsys.readouterr().out
+    assert "Written by hand" not in card
+    assert ModelCard(card).data.license == "mit"
+    (checkpoint / "README.md").write_text("---\n[\n---\n")
+    assert main(["push", str(run_dir), "someone/model", "--dry-run"]) == 2
+    assert "--new-card" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["Apache 2", "mit\nbase_model: x", ""])
+def test_a_license_that_is_no_identifier(run_dir, capsys, name):
+    assert main(["push", str(run_dir), "someone/model", "--dry-run", "--license", name]) == 2
+    assert "--license" in capsys.readouterr().err
+
+
+def test_damaged_settings_of_the_run(run_dir, capsys):
+    (run_dir / "config.yaml").write_text("data: [")
+    assert main(["push", str(run_dir), "someone/model", "--dry-run"]) == 2
+    assert "config.yaml" in capsys.readouterr().err

@@ -66,3 +66,21 @@ def test_local_starting_points_are_no_base_model():
 def test_addresses_lose_their_secrets():
     assert public_path("s3://key:secret@bucket/a.npy?X-Amz-Signature=1") == "s3://bucket/a.npy"
     assert public_path("data/a@b.npy") == "data/a@b.npy"
+
+
+def test_sources_of_a_mix_and_the_license():
+    sources = {
+        "web": {"paths": ["s3://key:secret@bucket/web.npy"], "weight": 0.75},
+        "code": {"paths": ["code.npy"], "repeat": 2, "weight": None},
+    }
+    settings = {"data": {"paths": [], "sources": sources, "instance_filter": {"repetition_max_count": 32}}}
+    card = write_card(CardFacts(name="n", config=tiny_config(), settings=settings, license="apache-2.0"))
+    for words in (
+        "- source `web`, weight 0.75\n  - `s3://bucket/web.npy`",
+        "- source `code`, repeat 2\n  - `code.npy`",
+    ):
+        assert words in card
+    assert "| repetition_max_count | 32 |" in card
+    assert "secret" not in card
+    assert ModelCard(card).data.license == "apache-2.0"
+    assert card.endswith("## License\n\napache-2.0\n")

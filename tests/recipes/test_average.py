@@ -147,3 +147,15 @@ def test_weights_that_are_no_numbers_leave_nothing_behind(three, tmp_path):
     with pytest.raises(ConversionError, match=r"model\.norm\.weight holds numbers that are not finite"):
         average(open_ingredients(three), tmp_path / "soup")
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_runs_that_differ_are_told_apart_in_the_card():
+    ingredients = [
+        {"checkpoint": name, "share": 1 / 3, "step": 1, "tokens": 1, "weights_sha256": "ff"}
+        for name in ("a", "b", "c")
+    ]
+    settings = [{"data": {"paths": [path]}} for path in ("x.npy", "x.npy", "y.npy")]
+    card = write_average_card("soup", tiny_config(), ingredients, settings)
+    assert "`a`, `b`:\n\n- `x.npy`" in card
+    assert "`c`:\n\n- `y.npy`" in card
+    assert "## Recipe\n\nNot recorded.\n" in card

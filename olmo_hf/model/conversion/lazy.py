@@ -7,27 +7,13 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from olmo_hf.errors import ConversionError
-
-_DTYPE_NAMES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
+from olmo_hf.model.conversion.mapped import DTYPE_NAMES, places_in_safetensors
 
 
 @dataclass(frozen=True)
@@ -64,22 +50,11 @@ def from_safetensors(paths: Iterable[Path]) -> LazyTable:
     Raises:
         ConversionError: a file is damaged.
     """
-    table: LazyTable = {}
-    for path in paths:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a mapping)
-                    part = file.get_slice(name)
-                    shape, dtype = tuple(part.get_shape()), _DTYPES[part.get_dtype()]
-                    table[name] = LazyTensor(shape, dtype, partial(_read_one, path, name))
-        except (SafetensorError, OSError, KeyError) as error:
-            raise ConversionError(f"{path}: not a readable safetensors file: {error}") from error
-    return table
-
-
-def _read_one(path: Path, name: str) -> torch.Tensor:
-    with safe_open(path, framework="pt") as file:
-        return file.get_tensor(name)
+    return {
+        name: LazyTensor(place.shape, place.dtype, place.map)
+        for path in paths
+        for name, place in places_in_safetensors(path).items()
+    }
 
 
 class SafetensorsWriter:
@@ -96,7 +71,7 @@ class SafetensorsWriter:
         for name, (shape, dtype) in layout.items():
             size_bytes = math.prod(shape) * dtype.itemsize
             offsets = [offset, offset + size_bytes]
-            header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": offsets}
+            header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": offsets}
             offset += size_bytes
         encoded = json.dumps(header, separators=(",", ":")).encode()
         encoded += b" " * (-len(encoded) % 8)

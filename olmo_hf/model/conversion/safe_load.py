@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from olmo_hf.errors import ConversionError
+from olmo_hf.model.conversion.mapped import load_torch_file_in_pieces
 
 
 class Record:
@@ -105,9 +106,12 @@ def load_torch_file(path: Path) -> Any:
         with torch.serialization.safe_globals(_TORCH_FILE_GLOBALS):
             try:
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            except RuntimeError:  # written in torch's old format, which cannot be mapped
+            except RuntimeError as error:
+                if "annot allocate memory" in str(error):  # larger than the machine's memory, so nothing maps it whole
+                    return load_torch_file_in_pieces(path)
+                # Written in torch's old format, which cannot be mapped.
                 return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise ConversionError(f"{path}: cannot be read safely: {error}") from error
 
 
