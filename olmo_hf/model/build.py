@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,8 @@ def _load(init_from: str | None, config: OlmoHfConfig) -> OlmoHfForCausalLM:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, with the rest
         )
-    except (OSError, SafetensorError) as error:
+    # An index file may hold anything.
+    except (OSError, SafetensorError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"model.init_from: the weights in {init_from} cannot be read: {_last_line(error)}; choose a whole one"
         ) from error
@@ -175,6 +177,12 @@ def _load(init_from: str | None, config: OlmoHfConfig) -> OlmoHfForCausalLM:
         raise CheckpointError(
             f"model.init_from: the weights in {init_from} are not those of this model ({'; '.join(found)}); choose a "
             "checkpoint of the same architecture or correct model.config"
+        )
+    broken = [name for name, parameter in model.named_parameters() if not bool(torch.isfinite(parameter).all())]
+    if broken:
+        raise CheckpointError(
+            f"model.init_from: {len(broken)} weights in {init_from} hold NaN or infinity ({', '.join(broken[:5])}); "
+            "choose a checkpoint from before that happened"
         )
     return model
 
@@ -205,7 +213,7 @@ def _base_fields(args: ModelArgs) -> dict[str, Any]:
         return {}
     try:
         return OlmoHfConfig.from_pretrained(args.init_from).to_init_dict()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         raise ConfigError(
             f"model.init_from: found {args.init_from!r}, expected a checkpoint directory or a hub id: "
             f"{_last_line(error)}"

@@ -184,8 +184,9 @@ class OlmoHfConfig(PreTrainedConfig):
         if rope.get("rope_type", "default") not in _ROPE_TYPES:
             # dynamic and longrope depend on the length of the input: there is no one table.
             yield f"rope_type must be one of {', '.join(_ROPE_TYPES)}, found {rope['rope_type']}"
-        if not rope.get("rope_theta", self.default_theta) > 0:
-            yield f"rope_theta must be above 0, found {rope['rope_theta']}"
+        theta = rope.get("rope_theta", self.default_theta)
+        if not isinstance(theta, int | float) or not 0 < theta < math.inf:
+            yield f"rope_theta must be a number above 0, found {theta!r}"
 
     def _out_of_range(self) -> Iterator[str]:
         for name in ("attention_dropout", "residual_dropout", "embedding_dropout"):

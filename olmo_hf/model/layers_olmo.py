@@ -105,12 +105,26 @@ def alibi_bias(
     return (-distance * torch.exp2(-exponents)[:, None, None])[None].to(dtype)
 
 
+def check_doc_lens(doc_lens: torch.Tensor, rows: int, length: int) -> None:
+    """Refuse document lengths that are not (B, N) whole numbers which fill their rows.
+
+    Raises:
+        ValueError: what is wrong; values are looked at on the CPU only, where that costs no synchronisation.
+    """
+    is_matrix = doc_lens.ndim == 2 and doc_lens.shape[0] == rows and doc_lens.shape[1] > 0
+    if not is_matrix or doc_lens.is_floating_point():
+        found = f"{doc_lens.dtype} of shape {tuple(doc_lens.shape)}"
+        raise ValueError(f"doc_lens must be whole numbers of shape ({rows}, documents), found {found}")
+    if doc_lens.device.type == "cpu":
+        if not bool((doc_lens.sum(-1) == length).all()):
+            raise ValueError(f"doc_lens must add up to {length}, the row length; found {doc_lens.sum(-1).tolist()}")
+        if bool((doc_lens < 0).any()):
+            raise ValueError(f"doc_lens must not be negative, found {doc_lens.min()}")
+
+
 def document_positions(doc_lens: torch.Tensor, length: int) -> torch.Tensor:
     """Positions (B, S) that restart in every document, from document lengths (B, N) padded with 0 on the right."""
     ends = doc_lens.cumsum(-1)  # (B, N)
-    if doc_lens.device.type == "cpu" and not bool((ends[:, -1] == length).all()):
-        # Only where looking at values costs no synchronisation.
-        raise ValueError(f"doc_lens must add up to {length}, the row length; found {ends[:, -1].tolist()}")
     positions = torch.arange(length, device=doc_lens.device).expand(doc_lens.shape[0], length).contiguous()
     document = torch.searchsorted(ends, positions, right=True).clamp(max=doc_lens.shape[1] - 1)
     return positions - (ends - doc_lens).gather(1, document)

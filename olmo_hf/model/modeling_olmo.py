@@ -30,6 +30,7 @@ from .layers_olmo import (
     OlmoHfNorm,
     OlmoHfRotaryEmbedding,
     alibi_bias,
+    check_doc_lens,
     document_positions,
     varlen_kwargs,
 )
@@ -125,6 +126,7 @@ class OlmoHfModel(OlmoHfPreTrainedModel):
         if doc_lens is not None:
             if attention_mask is not None or past_key_values is not None:
                 raise ValueError("doc_lens excludes attention_mask and past_key_values: packed rows have neither")
+            check_doc_lens(doc_lens, inputs_embeds.shape[0], length)
             doc_lens = doc_lens.to(device)
             mask_positions = document_positions(doc_lens, length)
             if position_ids is None and self.config.reset_document_positions:
@@ -137,6 +139,7 @@ class OlmoHfModel(OlmoHfPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
 
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        self._check_length(length, seen)
         if position_ids is None:
             position_ids = (torch.arange(length, device=device) + seen)[None]  # (1, S)
         mask = create_causal_mask(
@@ -160,6 +163,14 @@ class OlmoHfModel(OlmoHfPreTrainedModel):
                 **kwargs,
             )
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+
+    def _check_length(self, length: int, seen: Any) -> None:
+        """Learned positions end somewhere; a GPU would end the process without a word there."""
+        most = self.config.max_position_embeddings
+        if self.config.position_embedding == "learned" and isinstance(seen, int) and length + seen > most:
+            raise ValueError(
+                f"{length + seen} tokens, but there are {most} learned positions; shorten the input or ask for less"
+            )
 
     def _embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """Embedding norm, learned positions and dropout, in this order."""

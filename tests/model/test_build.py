@@ -223,6 +223,46 @@ def test_damaged_weights(tmp_path):
         build_model(ModelArgs(init_from=str(tmp_path)), seed=0)
 
 
+def test_weights_that_are_no_numbers(tmp_path):
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.norm.weight[3] = float("nan")
+        model.lm_head.weight[0, 0] = float("inf")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"2 weights .*model\.norm\.weight.*lm_head\.weight"):
+        build_model(ModelArgs(init_from=str(tmp_path)), seed=0)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"x": "../../x"}}'])
+def test_index_files_that_are_none(tmp_path, content):
+    tiny_model(num_hidden_layers=8, hidden_size=64, intermediate_size=256).save_pretrained(
+        tmp_path, max_shard_size="1MB"
+    )
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"model\.init_from: the weights in .* cannot be read"):
+        build_model(ModelArgs(init_from=str(tmp_path)), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vocab_size": "128"}, "vocab_size"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
+        ({"rope_parameters": [1]}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta must be a number"),
+        ({"hidden_act": 3}, "hidden_act"),
+    ],
+)
+def test_starting_points_with_an_impossible_configuration(tmp_path, changes, words):
+    tiny_model().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    (problem,) = problems_of(ModelArgs(init_from=str(tmp_path)))
+    assert "model.init_from" in problem
+    assert words in problem
+
+
 def test_stock_checkpoint_has_the_same_loss(tmp_path):
     from transformers import Olmo2Config, Olmo2ForCausalLM
 

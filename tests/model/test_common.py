@@ -264,7 +264,10 @@ def test_left_padding_with_a_static_cache(shape, options):
 
 def test_more_tokens_than_learned_positions_are_refused_not_made_up():
     model = tiny_model(**SHAPES["learned"])  # 64 positions
-    with pytest.raises(IndexError):
+    assert model(token_ids(1, 64)).logits.shape == (1, 64, 128)
+    with pytest.raises(ValueError, match="64 learned positions"):
+        model(token_ids(1, 65))
+    with pytest.raises(ValueError, match="65 tokens, but there are 64 learned positions"):
         generate(model, token_ids(1, 60), max_new_tokens=10)
 
 

@@ -122,6 +122,7 @@ def test_low_precision_norm_is_stock_olmo_and_not_forgotten(tmp_path):
         ({"clip_qkv": float("nan")}, ["clip_qkv"]),
         ({"hidden_act": "sliu"}, ["hidden_act sliu"]),
         ({"rope_theta": 0.0}, ["rope_theta"]),
+        ({"rope_theta": float("inf")}, ["rope_theta must be a number"]),
         ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, ["rope_type", "spiral"]),
         ({"clip_qkv": 0.0}, ["clip_qkv"]),
         ({"tie_word_embeddings": True, "lm_head_bias": True}, ["lm_head_bias"]),

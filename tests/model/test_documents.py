@@ -27,9 +27,20 @@ def test_positions_restart_in_every_document():
     assert document_positions(LENGTHS, ROW)[0].tolist() == expected
 
 
-def test_lengths_must_fill_the_row():
-    with pytest.raises(ValueError, match="add up to 40"):
-        document_positions(torch.tensor([[10, 20]]), ROW)
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        ([[10, 20]], "add up to 40"),
+        ([[50, -10]], "negative"),
+        ([10, 30], "of shape"),
+        ([[10, 30], [20, 20]], "of shape"),
+        ([[]], "of shape"),
+        ([[10.0, 30.0]], "whole numbers"),
+    ],
+)
+def test_lengths_that_make_no_sense(lengths, words):
+    with pytest.raises(ValueError, match=words):
+        tiny_model()(token_ids(1, ROW), doc_lens=torch.tensor(lengths))
 
 
 def test_boundaries_for_flash_attention():

@@ -101,7 +101,7 @@ def test_files_too_short_or_with_an_endless_header(tmp_path):
 
 
 def same(one, other):
-    assert type(one) is type(other) or isinstance(one, torch.Tensor)
+    assert isinstance(other, type(one) if not isinstance(one, dict) else dict)
     if isinstance(one, torch.Tensor):
         assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
         return torch.equal(one, other)
@@ -129,11 +129,9 @@ def test_a_torch_file_in_pieces_is_the_same(tmp_path):
     assert pieces["view"].untyped_storage().data_ptr() == pieces["whole"].untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize("file", ["model.pt", "optim.pt", "train.pt"])
+@pytest.mark.parametrize("file", ["model.pt", "optim.pt"])
 def test_files_of_the_original_in_pieces(file):
     path = GOLDEN / "step30-unsharded" / file
-    if file == "train.pt":  # names what only the loader with its list allows
-        pytest.skip("holds random states, which are small and never loaded in pieces")
     assert same(load_torch_file_in_pieces(path), load_torch_file(path))
 
 
@@ -148,7 +146,9 @@ def test_files_larger_than_the_memory_of_the_machine(tmp_path):
     with torch.serialization.skip_data():
         torch.save(weights, tmp_path / "model.pt")
     header = {name: entry(4 * rows * n, 4 * rows * (n + 1), (rows,)) for n, name in enumerate(weights)}
-    write_raw(tmp_path / "model.safetensors", header, b"")
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)  # else the numbers lie askew and are copied
+    write_raw(tmp_path / "model.safetensors", encoded, b"")
     with open(tmp_path / "model.safetensors", "r+b") as file:
         file.truncate(file.seek(0, os.SEEK_END) + 32 * rows)
     for path in tmp_path.iterdir():
