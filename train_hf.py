@@ -34,7 +34,14 @@ def main(words: Sequence[str]) -> int:
     seed, length = run.training.seed, run.data.sequence_length
     tokenizer = load_tokenizer(run.model, model_max_length=length)
     device = "meta" if options.dry_run else "cpu"
-    model = build_model(run.model, seed=seed, tokenizer=tokenizer, max_position_embeddings=length, device=device)
+    model = build_model(
+        run.model,
+        seed=seed,
+        tokenizer=tokenizer,
+        max_position_embeddings=length,
+        device=device,
+        half_precision=run.training.bf16 or run.training.fp16,
+    )
     vocabulary, size = vocabulary_of(model.config), None if tokenizer is None else len(tokenizer)
     batch = global_batch_size(run.training, world_size())
     train_data = build_train_data(

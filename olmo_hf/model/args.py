@@ -24,7 +24,8 @@ class ModelArgs:
     attn_implementation: Literal[
         "auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
     ] = "auto"
-    """`auto`: flash attention on a GPU where the package is installed, else sdpa. All others are taken or refused."""
+    """`auto`: flash attention on a GPU where the package is installed and the run is in bf16 or fp16, else sdpa. All
+    others are taken or refused."""
 
     activation_checkpointing: str | None = None
     """`whole_layer`, `one_in_two`, `one_in_three`, `one_in_four`, `one_in_eight`, `two_in_three`, `three_in_four`,

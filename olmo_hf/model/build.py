@@ -34,6 +34,7 @@ def build_model(
     tokenizer: PreTrainedTokenizerBase | None = None,
     max_position_embeddings: int | None = None,
     device: str = "cpu",
+    half_precision: bool = False,
 ) -> OlmoHfForCausalLM:
     """The model of a run in fp32, with fresh or loaded weights.
 
@@ -44,13 +45,16 @@ def build_model(
         max_position_embeddings: the sequence length of the run's data.
         device: where the parameters live. `meta` makes a model without memory: give it some with `to_empty` after
             sharding, then call `init.initialize_weights` with the same seed.
+        half_precision: the run computes in bf16 or fp16; flash attention can do nothing else.
 
     Raises:
         ConfigError: settings that do not fit together, all problems at once.
         CheckpointError: `init_from` lacks weights of this model or holds others.
     """
     config = build_config(args, tokenizer=tokenizer, max_position_embeddings=max_position_embeddings)
-    config._attn_implementation = choose_attn_implementation(args.attn_implementation, config)
+    config._attn_implementation = choose_attn_implementation(
+        args.attn_implementation, config, half_precision=half_precision
+    )
     try:
         model = _load(args.init_from, config) if args.init_from is not None else _create(config, seed, device)
     except (ImportError, ValueError) as error:
@@ -137,12 +141,26 @@ def vocabulary_of(config: OlmoHfConfig) -> dict[str, int | None]:
     }
 
 
-def choose_attn_implementation(wish: str, config: OlmoHfConfig) -> str:
-    """`auto` becomes flash attention where it can run, else sdpa; transformers checks any other wish."""
+def choose_attn_implementation(wish: str, config: OlmoHfConfig, *, half_precision: bool = False) -> str:
+    """`auto` becomes flash attention where it can run, else sdpa.
+
+    Raises:
+        ConfigError: the backend exists but cannot train this model here; whether it is installed is for transformers
+            to say.
+    """
+    if wish.startswith("flash") and config.position_embedding == "alibi":
+        raise ConfigError(
+            f"model.attn_implementation: found {wish!r}, which takes no position bias, and the model has ALiBi; "
+            "choose sdpa, eager or flex_attention"
+        )
+    if wish == "flex_attention" and not torch.accelerator.is_available():
+        raise ConfigError(
+            "model.attn_implementation: found 'flex_attention', which has no backward pass on CPUs; choose sdpa"
+        )
     if wish != "auto":
         return wish
-    usable = torch.cuda.is_available() and is_flash_attn_2_available() and config.position_embedding != "alibi"
-    return "flash_attention_2" if usable else "sdpa"
+    fits = half_precision and config.position_embedding != "alibi"
+    return "flash_attention_2" if fits and torch.cuda.is_available() and is_flash_attn_2_available() else "sdpa"
 
 
 def _create(config: OlmoHfConfig, seed: int, device: str) -> OlmoHfForCausalLM:

@@ -143,9 +143,15 @@ def _length_in(units: str, run: RunArgs) -> int | None:
 
 
 def check_precision(run: RunArgs) -> Iterator[str]:
-    """One kind of mixed precision."""
+    """One kind of mixed precision, and one that the attention backend has."""
     if run.training.bf16 and run.training.fp16:
         yield "training.fp16: given together with `training.bf16`; keep one of them"
+    backend = run.model.attn_implementation
+    if backend.startswith("flash") and not (run.training.bf16 or run.training.fp16):
+        yield (
+            f"model.attn_implementation: found {shown(backend)}, which computes in half precision only, in a run in "
+            "fp32; set `training.bf16: true` or choose sdpa"
+        )
 
 
 def check_optimizer(run: RunArgs) -> Iterator[str]:

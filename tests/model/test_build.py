@@ -165,6 +165,24 @@ def test_attention_backend():
     )
 
 
+def test_auto_needs_half_precision_for_flash_attention(monkeypatch):
+    """What is decided on a machine with a GPU and the package, without having them."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("olmo_hf.model.build.is_flash_attn_2_available", lambda: True)
+    config, alibi = build_config(ModelArgs(config=TINY)), build_config(ModelArgs(config=TINY | SHAPES["alibi"]))
+    assert choose_attn_implementation("auto", config, half_precision=True) == "flash_attention_2"
+    assert choose_attn_implementation("auto", config, half_precision=False) == "sdpa"
+    assert choose_attn_implementation("auto", alibi, half_precision=True) == "sdpa"
+
+
+def test_backends_that_cannot_train_the_model_here():
+    with pytest.raises(ConfigError, match="ALiBi; choose sdpa"):
+        build_model(ModelArgs(config=TINY | SHAPES["alibi"], attn_implementation="flash_attention_2"), seed=0)
+    if not torch.accelerator.is_available():
+        with pytest.raises(ConfigError, match="no backward pass on CPUs"):
+            build_model(ModelArgs(config=TINY, attn_implementation="flex_attention"), seed=0)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="flash attention may be installed on a GPU machine")
 def test_backend_that_is_not_there_is_refused_not_replaced():
     with pytest.raises(ConfigError, match=r"model.attn_implementation: found 'flash_attention_2'"):

@@ -53,3 +53,13 @@ def test_every_range_names_a_field_and_its_bound_holds(key):
             block = dataclasses.replace(block, **{name: value})
         found = list(checks.check_ranges(dataclasses.replace(GOOD, **{section: block})))
         assert [sentence.partition(":")[0] for sentence in found] == ([] if is_good else [key])
+
+
+def test_flash_attention_needs_half_precision():
+    flash = dataclasses.replace(GOOD, model=ModelArgs(preset="olmo2_tiny", attn_implementation="flash_attention_2"))
+    (sentence,) = sentences(flash)
+    assert sentence.startswith("model.attn_implementation: found 'flash_attention_2'")
+    assert "training.bf16" in sentence
+    for name in ("bf16", "fp16"):
+        half = dataclasses.replace(flash, training=dataclasses.replace(GOOD.training, **{name: True}))
+        assert sentences(half) == []
