@@ -10,6 +10,7 @@ and a half, most of it for compiling flex attention. On `--device cpu` sdpa runs
 """
 
 import argparse
+import copy
 import json
 import sys
 import time
@@ -189,9 +190,10 @@ def compare(
 ) -> list[Row]:
     """All cases of all paths for one architecture in one precision; `unusable` collects paths that are not here."""
     torch.manual_seed(0)
-    reference: Any = OlmoHfForCausalLM(OlmoHfConfig(**(SIZE | SHAPES[shape])))
+    reference: Any = OlmoHfForCausalLM(OlmoHfConfig(**(SIZE | SHAPES[shape]))).eval()
     reference.to(DTYPES.get(precision, torch.float32)).to(device=x.ids.device, dtype=torch.float32)
-    model: Any = OlmoHfForCausalLM(reference.config).to(x.ids.device)
+    # A configuration of its own: the attention path is written there.
+    model: Any = OlmoHfForCausalLM(copy.deepcopy(reference.config)).to(x.ids.device).eval()
     model.load_state_dict(reference.state_dict())
     model.to(DTYPES.get(precision, torch.float32))
     assert use(reference, "eager") is None
@@ -209,6 +211,7 @@ def compare(
             cases |= COMPILED_CASE
         for name, (case, expected_from) in cases.items():
             expected = expected_from(reference, x)
+            assert (reference.config._attn_implementation, model.config._attn_implementation) == ("eager", path)
             found = error_of(measure(model, case, x, precision), expected)
             if path == "eager":
                 spread[name] = found

@@ -61,7 +61,7 @@ def test_training_reaches_every_parameter(shape):
         assert parameter.grad.abs().max() > 0, name
 
 
-@pytest.mark.parametrize("shape", ["olmo2", "olmo1", "all_extras"])
+@pytest.mark.parametrize("shape", ["olmo2", "olmo1", "alibi"])
 def test_training_overfits_one_batch(shape):
     torch.manual_seed(0)
     model = tiny_model(**SHAPES[shape]).train()

@@ -32,6 +32,21 @@ torch.save(model(ids).logits.detach(), "logits.pt")
 print(AutoTokenizer.from_pretrained("someone/model")("w5 w6").input_ids)
 """
 
+# From the cache that the script before has filled.
+START_FROM_IT = """
+import torch
+from olmo_hf import OlmoHfForCausalLM
+from olmo_hf.model.args import ModelArgs
+from olmo_hf.model.build import build_model, load_tokenizer
+args = ModelArgs(init_from="someone/model", tokenizer="someone/model")
+logits = torch.load("logits.pt", weights_only=True)
+ids = torch.randint(0, 128, (2, 16), generator=torch.Generator().manual_seed(1))
+for model in (build_model(args, seed=0), OlmoHfForCausalLM.from_pretrained("someone/model")):
+    assert type(model) is OlmoHfForCausalLM
+    assert torch.equal(model.eval()(ids).logits, logits)
+print(load_tokenizer(args)("w5 w6").input_ids)
+"""
+
 
 @pytest.mark.parametrize("shape", ["olmo2_gqa", pytest.param("all_extras", marks=pytest.mark.slow)])
 def test_round_trip(tmp_path, shape):
@@ -49,7 +64,7 @@ def test_round_trip(tmp_path, shape):
             "NO_PROXY": "127.0.0.1",
         }
         said = ""
-        for script in (PUSH, PULL.format(trust=shape == "all_extras")):
+        for script in (PUSH, PULL.format(trust=shape == "all_extras"), START_FROM_IT):
             command = [sys.executable, "-c", script]
             done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
             assert done.returncode == 0, done.stderr
