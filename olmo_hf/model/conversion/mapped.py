@@ -83,8 +83,10 @@ def _places(path: Path, header: dict[str, Any], start: int, file_bytes: int) -> 
             continue
         if entry["dtype"] not in _DTYPES:
             raise ValueError(f"{name} is of type {entry['dtype']}, expected one of {', '.join(_DTYPES)}")
-        begin, end = entry["data_offsets"]
-        place = Place(path, start + begin, tuple(int(n) for n in entry["shape"]), _DTYPES[entry["dtype"]])
+        (begin, end), shape = entry["data_offsets"], tuple(entry["shape"])
+        if not all(type(number) is int for number in (begin, end, *shape)):
+            raise ValueError(f"{name} has shape {shape} and offsets {begin}, {end}, expected whole numbers")
+        place = Place(path, start + begin, shape, _DTYPES[entry["dtype"]])
         if min(place.shape, default=0) < 0 or end - begin != place.size_bytes:
             raise ValueError(f"{name} has shape {place.shape} but {end - begin:,} bytes")
         places[name] = place
