@@ -66,7 +66,7 @@ def _card(checkpoint: Path, options: argparse.Namespace) -> str:
         text = own.read_text(encoding="utf-8")
         card = ModelCard(text.replace(f'from_pretrained("{checkpoint.name}"', f'from_pretrained("{facts.name}"'))
         if options.license is not None:
-            card.data.license = options.license
+            card.data["license"] = options.license
         return str(card)
     except (ValueError, TypeError, YAMLError) as error:
         raise CheckpointError(
