@@ -193,9 +193,9 @@ def compare(
     reference: Any = OlmoHfForCausalLM(OlmoHfConfig(**(SIZE | SHAPES[shape]))).eval()
     reference.to(DTYPES.get(precision, torch.float32)).to(device=x.ids.device, dtype=torch.float32)
     # A configuration of its own: the attention path is written there.
-    model: Any = OlmoHfForCausalLM(copy.deepcopy(reference.config)).to(x.ids.device).eval()
+    model: Any = OlmoHfForCausalLM(copy.deepcopy(reference.config)).eval()
     model.load_state_dict(reference.state_dict())
-    model.to(DTYPES.get(precision, torch.float32))
+    model.to(device=x.ids.device, dtype=DTYPES.get(precision, torch.float32))
     assert use(reference, "eager") is None
     rows: list[Row] = []
     spread: dict[str, Result] = {}
