@@ -52,6 +52,7 @@ setup(
             "lm-eval>=0.4.13",
             "tensorboard",
             "s3fs",
+            "gcsfs",
             "moto[s3]>=5.2",
             "flask",
             "flask-cors",

@@ -6,6 +6,7 @@ Shapes: `B` instances, `S` tokens of each, `D` documents in an instance.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 IGNORE_INDEX = -100
@@ -63,6 +64,9 @@ class PackedBatch(Mapping[str, Any]):
 
     It is pickled as its tokens and columns and comes out as the completed dictionary, so whoever reads from a
     `DataLoader` never meets one. Looked at in the worker itself, it is that dictionary too.
+
+    The tokens travel through the pipe as plain bytes, not as tensors: handing a tensor over in shared memory takes a
+    connection between the processes for each, longer than copying a micro-batch, and needs room in `/dev/shm`.
     """
 
     def __init__(self, tokens: torch.Tensor, columns: dict[str, Any]):
@@ -71,7 +75,10 @@ class PackedBatch(Mapping[str, Any]):
         self._complete: dict[str, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return complete_batch, (self.tokens, self.columns)
+        columns = {
+            key: value.numpy() if isinstance(value, torch.Tensor) else value for key, value in self.columns.items()
+        }
+        return _arrived_batch, (self.tokens.numpy(), columns)
 
     @property
     def _batch(self) -> dict[str, Any]:
@@ -87,3 +94,9 @@ class PackedBatch(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._batch)
+
+
+def _arrived_batch(tokens: np.ndarray, columns: dict[str, Any]) -> dict[str, Any]:
+    """A batch from what a worker sent."""
+    tensors = {k: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for k, value in columns.items()}
+    return complete_batch(torch.from_numpy(tokens), tensors)

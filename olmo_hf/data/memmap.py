@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import Dataset
 
 from olmo_hf.data.args import InstanceFilterArgs
-from olmo_hf.data.batch_memory import empty_rows
 from olmo_hf.data.documents import document_lengths
 from olmo_hf.data.filters import keep_instance
 from olmo_hf.data.instance_batch import InstanceBatch
@@ -155,7 +154,8 @@ class MemMapDataset(Dataset):
 
     def _rows(self, sources: Sequence[TokenFile], files: list[int], offsets: list[int]) -> torch.Tensor:
         """One stretch of a file per row, in the type of the files, (B, S)."""
-        rows = empty_rows(len(files), self.sequence_length, TORCH_DTYPES[sources[0].dtype.itemsize])
+        dtype = TORCH_DTYPES[sources[0].dtype.itemsize]
+        rows = torch.empty(len(files), self.sequence_length, dtype=dtype)
         target, read = rows.numpy(), self._reader.read_into
         for row, file_index, offset in zip(target, files, offsets, strict=True):
             read(sources[file_index], offset, row)

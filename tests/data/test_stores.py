@@ -1,7 +1,6 @@
 """Token files in object stores: S3 (a server of its own), the Hub and Google's (a few answers of theirs)."""
 
 import hashlib
-import importlib.util
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -286,7 +285,6 @@ def test_the_hub(serve: Callable[[type[Store]], Loopback], monkeypatch: pytest.M
         fsspec.get_filesystem_class("hf").clear_instance_cache()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gcsfs") is None, reason="needs gcsfs, of the extra `remote`")
 def test_google(serve: Callable[[type[Store]], Loopback], monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve(Google)
     # Asking Google what kind of bucket it is would take minutes where there is no network.
