@@ -14,13 +14,13 @@ from olmo_hf.data.manifest import file_sha256
 from olmo_hf.data.manifest_lookup import ask_ahead, manifest_beside, recorded
 from olmo_hf.data.mixes import read_mix
 from olmo_hf.data.mixing import MixedSource, plan_mix
+from olmo_hf.data.path_patterns import expand_paths
 from olmo_hf.data.remote import fetch, is_remote, sha256_remote
 from olmo_hf.data.token_checks import HEAD_TOKENS, TokenLimits, content_problems
 from olmo_hf.data.token_files import (
     TOKEN_DTYPES,
     TokenFile,
     TokenReader,
-    expand_paths,
     num_instances,
     open_token_files,
     token_dtype,

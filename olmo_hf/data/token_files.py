@@ -4,26 +4,24 @@ A token file is a headerless array of unsigned integers, whatever its suffix (sp
 NumPy wrote with a header is recognised and its header skipped; it is never read as tokens.
 """
 
-import glob
 import io
 import os
+import stat
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy_format
 
-from olmo_hf.data.remote import describe_remote, glob_remote, is_remote, read_remote, refuses_changed
+from olmo_hf.data.remote import describe_remote, is_remote, read_remote, refuses_changed
 from olmo_hf.errors import DataError
 
 TOKEN_DTYPES = {"uint8": 255, "uint16": 2**16 - 1, "uint32": 2**32 - 1, "uint64": 2**64 - 1}
 """Names a token type may have, and the largest id each holds."""
-
-GLOB_CHARACTERS = "*?["
 
 CONFIRM_SECONDS = 60.0
 """How long a remote file is taken for unchanged where the server does not compare it with every read."""
@@ -69,40 +67,16 @@ def num_instances(num_tokens: int, sequence_length: int, stride_tokens: int) -> 
     return 0 if num_tokens < sequence_length else (num_tokens - sequence_length) // stride_tokens + 1
 
 
-def expand_paths(patterns: Iterable[str]) -> list[str]:
-    """Files named by paths and globs: patterns in their order, the matches of each sorted, repetitions kept.
+class NpyHeader(NamedTuple):
+    """What a NumPy header says of the array behind it."""
 
-    Raises:
-        DataError: A glob matches nothing, or a path is a directory. A plain path that does not exist is left to
-            whoever opens it.
-    """
-    paths: list[str] = []
-    for pattern in patterns:
-        if not is_remote(pattern) and os.path.isdir(pattern):
-            raise DataError(f"{pattern}: is a directory, expected token files; write {pattern.rstrip('/')}/*.npy")
-        if not any(c in pattern for c in GLOB_CHARACTERS) or _is_literal(pattern):
-            paths.append(pattern)
-            continue
-        if is_remote(pattern):
-            matches = glob_remote(pattern)
-        else:
-            matches = sorted(p for p in glob.glob(pattern, recursive=True) if os.path.isfile(p))
-        if not matches:
-            where = "" if is_remote(pattern) else f" (looked from {os.getcwd()})"
-            raise DataError(f"{pattern}: matches no file{where}; correct data.paths or prepare the data")
-        paths.extend(matches)
-    return paths
+    dtype: np.dtype
+    offset_bytes: int
+    num_tokens: int
 
 
-def _is_literal(pattern: str) -> bool:
-    """Whether glob characters are meant literally: a file's own name has them, or they begin a URL's query."""
-    if pattern.startswith(("http://", "https://")):
-        return not any(c in pattern.partition("?")[0] for c in GLOB_CHARACTERS)
-    return not is_remote(pattern) and os.path.exists(pattern)
-
-
-def read_npy_header(stream: BinaryIO, path: str) -> tuple[np.dtype, int] | None:
-    """Type and offset of the array in a file with a NumPy header, or None when there is no header.
+def read_npy_header(stream: BinaryIO, path: str) -> NpyHeader | None:
+    """Type, offset and length of the array in a file with a NumPy header, or None when there is no header.
 
     Raises:
         DataError: There is a header, but of an array that cannot be a stream of tokens.
@@ -120,7 +94,11 @@ def read_npy_header(stream: BinaryIO, path: str) -> tuple[np.dtype, int] | None:
         raise DataError(
             f"{path}: is a NumPy array of type {dtype} and shape {shape}, expected one dimension of unsigned integers"
         )
-    return dtype, stream.tell()
+    if not dtype.isnative and dtype.itemsize > 1:
+        raise DataError(
+            f"{path}: its bytes are in the order of another kind of machine ({dtype}); save it again as {dtype.name}"
+        )
+    return NpyHeader(dtype, stream.tell(), shape[0])
 
 
 REMOTE_CONNECTIONS = 32
@@ -145,13 +123,16 @@ def open_token_file(path: str, dtype: np.dtype) -> TokenFile:
         head = io.BytesIO(read_remote(path, 0, min(HEADER_BYTES, size_bytes), identity) if size_bytes else b"")
         return replace(describe_token_file(path, dtype, size_bytes, read_npy_header(head, path)), identity=identity)
     try:
-        size_bytes = os.path.getsize(path)
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            # Opening a pipe would wait for somebody to write into it.
+            raise DataError(f"{path}: is no regular file; copy what it gives into one")
         with open(path, "rb") as stream:
             header = read_npy_header(stream, path)
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror or error}); correct data.paths or restore the file"
-        ) from error
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read ({said}); correct data.paths or restore the file") from error
+    size_bytes = status.st_size
     return describe_token_file(path, dtype, size_bytes, header)
 
 
@@ -178,13 +159,18 @@ def open_token_files(paths: Sequence[str], dtype: np.dtype) -> tuple[dict[str, T
     return found, [str(result) for result in results if isinstance(result, DataError)]
 
 
-def describe_token_file(path: str, dtype: np.dtype, size_bytes: int, header: tuple[np.dtype, int] | None) -> TokenFile:
+def describe_token_file(path: str, dtype: np.dtype, size_bytes: int, header: NpyHeader | None) -> TokenFile:
     """Checks what is known of a file before any token is read. See `open_token_file`."""
     offset_bytes = 0
     if header is not None:
-        found, offset_bytes = header
+        found, offset_bytes, told = header
         if found != dtype:
             raise DataError(f"{path}: its NumPy header says {found}, expected {dtype}; set data.token_dtype: {found}")
+        if offset_bytes + told * dtype.itemsize != size_bytes:
+            raise DataError(
+                f"{path}: its NumPy header says {told:,} tokens, but {size_bytes - offset_bytes:,} bytes follow, "
+                f"expected {told * dtype.itemsize:,}; the file is cut off or was added to. Write it again"
+            )
     num_tokens, rest = divmod(size_bytes - offset_bytes, dtype.itemsize)
     if rest:
         raise DataError(

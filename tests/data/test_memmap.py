@@ -1,6 +1,7 @@
 """The dataset against the original's items, and what it promises to loaders."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -106,6 +107,40 @@ def test_numpy_header_of_another_type_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "f.npy", np.arange(40, dtype=np.float32))
     with pytest.raises(DataError, match="expected one dimension of unsigned integers"):
         MemMapDataset([str(tmp_path / "f.npy")], sequence_length=8, token_dtype="uint32")
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_every_version_of_the_numpy_header(tmp_path: Path, version: tuple[int, int]) -> None:
+    with open(tmp_path / "v.npy", "wb") as stream:
+        np.lib.format.write_array(stream, np.arange(16, dtype=np.uint16), version=version)
+    dataset = MemMapDataset([str(tmp_path / "v.npy")], sequence_length=8, token_dtype="uint16")
+    assert [dataset[i]["input_ids"].tolist() for i in range(2)] == [list(range(8)), list(range(8, 16))]
+
+
+@pytest.mark.parametrize("added_bytes", [-20, 64])
+def test_a_numpy_file_cut_off_or_added_to_is_refused(tmp_path: Path, added_bytes: int) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(40, dtype=np.uint16))
+    content = path.read_bytes()
+    path.write_bytes(content[:added_bytes] if added_bytes < 0 else content + bytes(added_bytes))
+    said = rf"says 40 tokens, but {80 + added_bytes} bytes follow, expected 80; the file is cut off or was added to"
+    with pytest.raises(DataError, match=said):
+        MemMapDataset([str(path)], sequence_length=8, token_dtype="uint16")
+
+
+def test_bytes_of_another_machine_are_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(40, dtype=">u2"))
+    with pytest.raises(DataError, match=r"in the order of another kind of machine \(>u2\); save it again as uint16"):
+        MemMapDataset([str(tmp_path / "x.npy")], sequence_length=8, token_dtype="uint16")
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), "/dev/zero"):
+        with pytest.raises(DataError, match="is no regular file"):
+            MemMapDataset([path], sequence_length=8, token_dtype="uint16")
+    with pytest.raises(DataError, match="embedded null byte"):
+        MemMapDataset(["a\0b"], sequence_length=8, token_dtype="uint16")
 
 
 def test_all_unusable_files_are_named_at_once(tmp_path: Path) -> None:

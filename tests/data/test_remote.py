@@ -15,9 +15,9 @@ from olmo_hf.data.checks import check_data, resolve_files
 from olmo_hf.data.manifest import FORMAT, VERSION, ManifestFile
 from olmo_hf.data.manifest_lookup import _remote_manifest, manifest_beside, tokenizer_beside
 from olmo_hf.data.memmap import MemMapDataset
+from olmo_hf.data.path_patterns import expand_paths
 from olmo_hf.data.remote import describe_remote, fetch, read_remote
 from olmo_hf.data.token_checks import TokenLimits
-from olmo_hf.data.token_files import expand_paths
 from olmo_hf.errors import DataError
 from tests.data.web_server import CONTENT, Server
 

@@ -20,9 +20,9 @@ from olmo_hf.data.args import DataArgs
 from olmo_hf.data.checks import check_data
 from olmo_hf.data.manifest import FORMAT, VERSION
 from olmo_hf.data.memmap import MemMapDataset
+from olmo_hf.data.path_patterns import expand_paths
 from olmo_hf.data.remote import fetch
 from olmo_hf.data.token_checks import TokenLimits
-from olmo_hf.data.token_files import expand_paths
 from olmo_hf.errors import DataError
 
 CONTENT = (np.arange(1_000) * 7 % 500).astype(np.uint16)
