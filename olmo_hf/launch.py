@@ -91,13 +91,20 @@ def run_and_report(main: Callable[[Sequence[str]], int], words: Sequence[str]) -
     except OlmoHfError as error:
         if os.environ.get(DEBUG_VARIABLE):
             traceback.print_exc()
-        here = own_rank()
+        here, said = own_rank(), _without_traceback(error)
         if here == 0:
-            sys.stderr.write(f"\nerror: {error}\n(set {DEBUG_VARIABLE}=1 to see where it was raised)\n")
+            sys.stderr.write(f"\nerror: {said}\n(set {DEBUG_VARIABLE}=1 to see where it was raised)\n")
         else:  # most errors are everybody's; one that is this rank's alone must still be seen
-            sys.stderr.write(f"rank {here}: error: {str(error).splitlines()[-1].strip()}\n")
+            sys.stderr.write(f"rank {here}: error: {said.splitlines()[-1].strip()}\n")
         sys.stderr.flush()
         return 2
+
+
+def _without_traceback(error: OlmoHfError) -> str:
+    """What an error says. Torch hands one of a loader's worker on with the traceback written into its words."""
+    text = str(error)
+    begin = f"{type(error).__module__}.{type(error).__qualname__}: "
+    return text.rpartition(begin)[2].strip() if text.startswith("Caught ") and begin in text else text
 
 
 def plan_launch(run: RunArgs, opened: OpenedRun, *, num_instances: int) -> tuple[TrainingArgs, BatchPlan]:

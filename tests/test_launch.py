@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader, Dataset
 
-from olmo_hf.errors import CheckpointError, ConfigError
+from olmo_hf.errors import CheckpointError, ConfigError, DataError
 from olmo_hf.launch import Options, read_command_line, run_and_report, run_directory
 
 
@@ -31,6 +32,22 @@ def test_an_error_for_people_is_a_sentence_and_exit_code_2(capsys, monkeypatch):
     said = capsys.readouterr().err
     assert "error: first line\nthe disk is full" in said
     assert "Traceback" not in said
+
+
+class BadData(Dataset):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise DataError("a.npy: cannot be read\nrestore it")
+
+
+def test_an_error_in_a_loaders_worker_is_told_like_any_other(capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("OLMO_HF_DEBUG", raising=False)
+    assert run_and_report(lambda words: len(list(DataLoader(BadData(), num_workers=1))), []) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("\nerror: a.npy: cannot be read\nrestore it\n(set")
 
 
 def test_other_ranks_say_it_in_a_line(capsys, monkeypatch):

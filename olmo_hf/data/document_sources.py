@@ -127,9 +127,9 @@ def source_kind(path: str) -> SourceKind:
 
 def open_source(path: str) -> BinaryIO:
     """Opens a possibly compressed file for reading. A compressed file that is cut off raises OSError at its end."""
-    if path.endswith(".gz"):
+    if path.lower().endswith(".gz"):
         return gzip.open(path, "rb")  # type: ignore[return-value]
-    if path.endswith(".zst"):
+    if path.lower().endswith(".zst"):
         # Of the libraries at hand only this one notices that a file ends in the middle of a frame.
         return io.BufferedReader(pa.input_stream(path, compression="zstd"), READ_BYTES)
     return open(path, "rb")
@@ -245,7 +245,8 @@ def read_document(kind: SourceKind, content: Any, place: str, column: str) -> An
         value = content
     elif kind == "text":
         try:
-            return Path(place).read_bytes().decode("utf-8")
+            # Some editors begin a file with a mark that is no part of its text.
+            return Path(place).read_bytes().decode("utf-8-sig")
         except (UnicodeDecodeError, OSError) as error:
             raise BadDocumentError(f"{place}: {error}") from error
     else:

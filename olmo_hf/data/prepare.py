@@ -215,7 +215,8 @@ class _Work:
     def finish(self, sources: tuple[dict[str, Any], ...]) -> PrepareReport:
         """Gives the last files their names and writes the manifests."""
         if not any(writer.num_documents for writer in self.writers.values()):
-            raise DataError("the sources hold no document with text; check --pattern and --text-column")
+            shown = "".join(f"\n  - {text}" for text in (self.report.bad or [])[:10])
+            raise DataError(f"the sources hold no document with text; check --pattern and --text-column{shown}")
         recorded = {
             name: value
             for name, value in asdict(self.options).items()
@@ -251,11 +252,15 @@ def _read_state(output: Path, fingerprint: str) -> dict[str, Any] | None:
     Raises:
         DataError: It is another preparation.
     """
+    path = output / STATE_NAME
     try:
-        state = json.loads((output / STATE_NAME).read_text(encoding="utf-8"))
+        state = json.loads(path.read_text(encoding="utf-8"))
+        known = state["fingerprint"]
     except FileNotFoundError:
         return None
-    if state["fingerprint"] != fingerprint:
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: cannot be understood ({error}); remove {output} and start again") from error
+    if known != fingerprint:
         raise DataError(
             f"{output}: holds a half-done preparation with other options or of sources that changed since; finish it "
             f"with the same command, or remove {output}"

@@ -114,6 +114,10 @@ def check_options(options: PrepareOptions) -> None:
         problems.append(f"--validation-fraction: found {options.validation_fraction}, expected 0 or more and below 1")
     if options.max_tokens_per_file < 1:
         problems.append(f"--max-tokens-per-file: found {options.max_tokens_per_file}, expected 1 or more")
+    if options.max_documents is not None and options.max_documents < 1:
+        problems.append(f"--max-documents: found {options.max_documents}, expected 1 or more")
+    if options.max_bad_documents < 0:
+        problems.append(f"--max-bad-documents: found {options.max_bad_documents}, expected 0 or more")
     if options.num_workers < 0:
         problems.append(f"--num-workers: found {options.num_workers}, expected 0 or more")
     if problems:

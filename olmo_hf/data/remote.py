@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class ShortReadError(OSError):
-    """A server gave another number of bytes than asked for."""
+    """A server gave other bytes than asked for, or another number of them."""
 
 
 def is_remote(path: str) -> bool:
@@ -149,6 +149,9 @@ def read_remote(path: str, first_byte: int, num_bytes: int, identity: str = "") 
         DataError: They cannot be had.
     """
 
+    if not num_bytes:
+        return b""
+
     def attempt() -> bytes:
         content = _stretch(path, first_byte, first_byte + num_bytes, identity)
         if len(content) > num_bytes:
@@ -170,33 +173,56 @@ def refuses_changed(path: str, identity: str) -> bool:
 
 def _stretch(path: str, first_byte: int, behind: int, identity: str) -> bytes:
     """One attempt at the bytes `[first_byte, behind)`, on condition that the file is the one it was."""
-    filesystem, inner = _filesystem(path)
-    conditional = refuses_changed(path, identity)
-    if not conditional or path.startswith("http"):
-        options: dict[str, Any] = {"headers": {"If-Match": identity}} if conditional else {}
-        if not getattr(filesystem, "async_impl", False):
-            # Such a file system opens the file, and would read megabytes ahead for every instance.
-            options["cache_type"] = "none"
-        content: bytes = filesystem.cat_file(inner, start=first_byte, end=behind, **options)
-        return content
     from fsspec.asyn import sync
 
+    filesystem, inner = _filesystem(path)
+    condition = identity if refuses_changed(path, identity) else None
+    if path.startswith(("http://", "https://")):
+        return bytes(sync(filesystem.loop, _http_stretch, filesystem, inner, first_byte, behind, condition))
+    if condition is not None:
+        return bytes(sync(filesystem.loop, _s3_stretch, filesystem, inner, first_byte, behind, condition))
+    # A file system that is not asynchronous opens the file, and would read megabytes ahead for every instance.
+    options: dict[str, Any] = {} if getattr(filesystem, "async_impl", False) else {"cache_type": "none"}
+    content: bytes = filesystem.cat_file(inner, start=first_byte, end=behind, **options)
+    return content
+
+
+async def _http_stretch(filesystem: Any, url: str, first_byte: int, behind: int, condition: str | None) -> bytes:
+    """Bytes `[first_byte, behind)` over HTTP. Unlike `cat_file` it looks at what the server says that it sends."""
+    options = dict(filesystem.kwargs)
+    headers = {
+        **options.pop("headers", {}),
+        # Compressed on the way, a stretch would be one of other bytes.
+        "Accept-Encoding": "identity",
+        "Range": f"bytes={first_byte}-{behind - 1}",
+        **({} if condition is None else {"If-Match": condition}),
+    }
+    session = await filesystem.set_session()
+    async with session.get(filesystem.encode_url(url), headers=headers, **options) as answer:
+        filesystem._raise_not_found_for_status(answer, url)
+        content = bytes(await answer.read())
+        sent, mark = answer.headers.get("Content-Range"), answer.headers.get("ETag", condition)
+    if condition is not None and mark != condition:
+        # It does not know If-Match.
+        raise DataError(f"{url}: was changed while in use. Restore it and start again")
+    if sent is not None and not sent.replace("bytes=", "bytes ").startswith(f"bytes {first_byte}-"):
+        raise ShortReadError(f"the server sends {sent}, asked for bytes {first_byte}-{behind - 1}")
+    return content
+
+
+async def _s3_stretch(filesystem: Any, inner: str, first_byte: int, behind: int, condition: str) -> bytes:
+    """Bytes `[first_byte, behind)` of an S3 object; `cat_file` cannot be told a condition."""
     bucket, key, version = filesystem.split_path(inner)
-
-    async def ask() -> bytes:
-        # `cat_file` of this file system cannot be told a condition.
-        answer = await filesystem._call_s3(
-            "get_object",
-            Bucket=bucket,
-            Key=key,
-            Range=f"bytes={first_byte}-{behind - 1}",
-            IfMatch=identity,
-            **({"VersionId": version} if version else {}),
-        )
-        async with answer["Body"] as body:
-            return bytes(await body.read())
-
-    return bytes(sync(filesystem.loop, ask))
+    answer = await filesystem._call_s3(
+        "get_object",
+        Bucket=bucket,
+        Key=key,
+        Range=f"bytes={first_byte}-{behind - 1}",
+        IfMatch=condition,
+        **({"VersionId": version} if version else {}),
+    )
+    async with answer["Body"] as body:
+        return bytes(await body.read())
 
 
 def read_if_there(path: str) -> bytes | None:

@@ -23,7 +23,7 @@ from olmo_hf.training.schedule_free import averaged_weights
 from olmo_hf.training.snapshot import Snapshot
 from olmo_hf.training.state import RunState, compare_identity, load_run_state
 from olmo_hf.training.token_clock import TokenClockLR
-from olmo_hf.training.worker_signals import outlive_first_request
+from olmo_hf.training.worker_signals import end_workers_at_exit, outlive_first_request
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +71,8 @@ class RestartingTrainer(LearningTrainer):
             world_size=world_size(),
         )
         workers = self.args.dataloader_num_workers
+        if workers:
+            end_workers_at_exit()
         return DataLoader(
             dataset,
             batch_sampler=sampler,

@@ -1,5 +1,8 @@
-"""Data loader workers when somebody asks the run to stop."""
+"""Data loader workers when somebody asks the run to stop, and when it ends."""
 
+import atexit
+import functools
+import multiprocessing
 import os
 import signal
 import time
@@ -31,3 +34,26 @@ def outlive_first_request(worker_id: int) -> None:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+@functools.cache
+def end_workers_at_exit() -> None:
+    """Sees to it that no worker holds up the end of this process, however it ends.
+
+    What `multiprocessing` does at exit is to send SIGTERM and wait: a worker that lets the first one pass would be
+    waited for until its timer.
+    """
+    # Called before the function of `multiprocessing`, which was registered earlier.
+    atexit.register(_end_workers)
+
+
+def _end_workers() -> None:
+    workers = [child for child in multiprocessing.active_children() if child.daemon]
+    if not workers:
+        return
+    # Torch raises when a worker ends by a signal.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.join()

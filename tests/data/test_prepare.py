@@ -21,6 +21,7 @@ from olmo_hf.data.prepare import STATE_NAME, prepare_data
 from olmo_hf.data.prepare_options import PrepareOptions, choose_dtype
 from olmo_hf.data.tokenizer_files import EOS_TOKEN, PAD_TOKEN, raw_tokenizer, save_tokenizer, train_tokenizer
 from olmo_hf.errors import DataError
+from tests.runs import environment
 
 RNG = np.random.default_rng(0)
 WORDS = ["alpha", "beta", "gamma", "delta", "12345", "x_y", "\n", "  ", "(a, b)", "caf\u00e9"]
@@ -237,6 +238,38 @@ def test_bad_documents_are_counted_named_and_limited(tmp_path: Path, tokenizer: 
         prepare_data(replace(asked, output=str(tmp_path / "other"), max_bad_documents=3))
 
 
+def test_when_nothing_can_be_used_it_is_said_why(tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "s.jsonl").write_bytes('{"text": "a"}\n'.encode("utf-16"))
+    asked = options(tmp_path / "s.jsonl", tmp_path / "out", tokenizer)
+    with pytest.raises(DataError, match=r"no document with text; check --pattern and --text-column\n  - .*s\.jsonl:1"):
+        prepare_data(asked)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"finger', "\x00"])
+def test_a_state_that_means_nothing_is_named(source: Path, tmp_path: Path, tokenizer: str, content: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / STATE_NAME).write_text(content)
+    with pytest.raises(
+        DataError, match=r"prepare-state\.json: cannot be understood \(.*\); remove .*out and start again"
+    ):
+        prepare_data(options(source, tmp_path / "out", tokenizer))
+
+
+def test_the_seed_of_pythons_hashes_changes_nothing(tmp_path: Path, tokenizer: str) -> None:
+    """The order of the sources is that of their names, not that of a set of them."""
+    for i, text in enumerate(DOCUMENTS[:40]):
+        (tmp_path / "tree" / f"part{i % 7}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / f"part{i % 7}" / f"{i}.txt").write_text(text)
+    program = (
+        "import sys\nfrom olmo_hf.data.prepare import *\n"
+        "prepare_data(PrepareOptions(sources=(sys.argv[1],), output=sys.argv[2], tokenizer=sys.argv[3]))"
+    )
+    for seed in ("1", "2"):
+        words = [sys.executable, "-c", program, str(tmp_path / "tree"), str(tmp_path / f"out{seed}"), tokenizer]
+        subprocess.run(words, check=True, env=environment(PYTHONHASHSEED=seed))
+    assert snapshot(tmp_path / "out1") == snapshot(tmp_path / "out2")
+
+
 def test_a_datasets_data_set(tmp_path: Path, tokenizer: str) -> None:
     data = datasets.Dataset.from_dict({"body": DOCUMENTS[:50]})
     data.save_to_disk(str(tmp_path / "plain"))
@@ -298,8 +331,14 @@ def test_types() -> None:
 
 def test_contradictions_are_refused_together() -> None:
     with pytest.raises(DataError) as caught:
-        prepare_data(PrepareOptions(output="x", validation_fraction=1.0, num_workers=-1))
-    for part in ("either source paths or --dataset", "--tokenizer or --train-tokenizer", "found 1.0", "found -1"):
+        prepare_data(PrepareOptions(output="x", validation_fraction=1.0, num_workers=-1, max_documents=0))
+    for part in (
+        "--max-documents: found 0",
+        "either source paths or --dataset",
+        "--tokenizer or --train-tokenizer",
+        "found 1.0",
+        "found -1",
+    ):
         assert part in str(caught.value)
 
 

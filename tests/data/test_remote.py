@@ -37,15 +37,15 @@ def test_instances_are_read_in_exact_pieces(server: Server) -> None:
     assert data.locate(7).path == server.url("/a.npy")
 
 
-@pytest.mark.parametrize("fault", ["drop", "truncate", "short", "error"])
+@pytest.mark.parametrize("fault", ["drop", "truncate", "short", "error", "shift"])
 def test_what_may_pass_is_tried_again(server: Server, fault: str) -> None:
     data = dataset(server.url("/a.npy"))
     server.faults = [fault] * (remote.MAX_ATTEMPTS - 1)
-    assert data[99]["input_ids"].tolist() == CONTENT[990:].tolist()
+    assert data[98]["input_ids"].tolist() == CONTENT[980:990].tolist()
     server.faults = [fault] * 100
     server.reads.clear()
-    with pytest.raises(DataError, match=r"a\.npy: bytes 1,980 to 2,000 cannot be read in 6 attempts"):
-        data[99]
+    with pytest.raises(DataError, match=r"a\.npy: bytes 1,960 to 1,980 cannot be read in 6 attempts"):
+        data[98]
     # aiohttp itself repeats a request once when a kept connection was closed.
     assert remote.MAX_ATTEMPTS <= len(server.reads) <= 2 * remote.MAX_ATTEMPTS
 
@@ -82,6 +82,15 @@ def test_a_changed_file_is_noticed(server: Server) -> None:
     server.files["/a.npy"] = CONTENT[:-1].tobytes()
     with pytest.raises(DataError, match=r"a\.npy: was changed since the start"):
         fresh[0]
+
+
+def test_a_server_that_overlooks_the_condition(server: Server) -> None:
+    server.conditions = False
+    data = dataset(server.url("/a.npy"))
+    assert data[0]["input_ids"].tolist() == CONTENT[:10].tolist()
+    server.files["/a.npy"] = (CONTENT + 1).tobytes()
+    with pytest.raises(DataError, match=r"a\.npy: was changed while in use"):
+        data[0]
 
 
 def test_a_server_without_ranges_is_named(server: Server, tmp_path: Path) -> None:

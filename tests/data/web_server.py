@@ -9,7 +9,7 @@ CONTENT = (np.arange(1_000) * 7 % 500).astype(np.uint16)
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files`; `faults` are used up one per ranged read: drop, truncate, error or deny."""
+    """Serves `files`; `faults` are used up one per ranged read: drop, truncate, short, error, deny or shift."""
 
     daemon_threads = True
 
@@ -18,6 +18,7 @@ class Server(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {"/a.npy": CONTENT.tobytes()}
         self.faults: list[str] = []
         self.ranges = True
+        self.conditions = True
         self.reads: list[tuple[str, str | None]] = []
         self.looks: list[str] = []
 
@@ -32,8 +33,10 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
-    def _headers(self, status: int, length: int, etag: str) -> None:
+    def _headers(self, status: int, length: int, etag: str, **more: str) -> None:
         self.send_response(status)
+        for name, value in more.items():
+            self.send_header(name.replace("_", "-"), value)
         self.send_header("Content-Length", str(length))
         self.send_header("ETag", etag)
         self.end_headers()
@@ -56,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         content, etag = found
         asked = self.headers.get("Range")
         self.server.reads.append((self.path, asked))
-        if self.headers.get("If-Match", etag) != etag:
+        if self.server.conditions and self.headers.get("If-Match", etag) != etag:
             return self._headers(412, 0, etag)
         fault = self.server.faults.pop(0) if self.server.faults else ""
         if fault == "drop":
@@ -64,12 +67,16 @@ class Handler(BaseHTTPRequestHandler):
             return self.connection.close()
         if fault in ("error", "deny"):
             return self._headers(503 if fault == "error" else 403, 0, etag)
+        more: dict[str, str] = {}
         if asked is not None and self.server.ranges:
-            first, last = asked.removeprefix("bytes=").split("-")
-            content = content[int(first) : int(last) + 1]
+            first, last = map(int, asked.removeprefix("bytes=").split("-"))
+            if fault == "shift":
+                first, last = first + 2, last + 2
+            more["Content_Range"] = f"bytes {first}-{last}/{len(content)}"
+            content = content[first : last + 1]
         if fault == "short":
             content = content[: len(content) // 2]
-        self._headers(206 if asked else 200, len(content), etag)
+        self._headers(206 if more else 200, len(content), etag, **more)
         if fault == "truncate":
             self.wfile.write(content[: len(content) // 2])
             self.close_connection = True

@@ -1,6 +1,9 @@
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -27,3 +30,27 @@ def test_a_worker_outlives_what_a_scheduler_sends_to_the_group() -> None:
     rest = torch.cat(list(batches))
     assert len(rest) == 99, "torch's own handler would have ended the worker"
     assert set(rest.tolist()) == {worker}
+
+
+PROGRAM = """
+import os, time
+from torch.utils.data import DataLoader
+from olmo_hf.training.worker_signals import end_workers_at_exit, outlive_first_request
+
+end_workers_at_exit()
+loader = DataLoader(range(100), num_workers=2, persistent_workers=True, worker_init_fn=outlive_first_request)
+kept = iter(loader)
+kept.itself = kept  # no reference counting ends them
+next(kept)
+print(" ".join(str(worker.pid) for worker in kept._workers), flush=True)
+raise SystemExit(2)
+"""
+
+
+def test_no_worker_holds_up_the_end_of_the_process() -> None:
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100)
+    assert time.monotonic() - began < 40, "without it: a minute"
+    assert (done.returncode, done.stderr) == (2, "")
+    for worker in done.stdout.split():
+        assert not Path(f"/proc/{worker}").exists()
