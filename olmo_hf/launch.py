@@ -133,6 +133,8 @@ def show_plan(
     if not is_main_process():
         return
     start = "afresh" if opened.checkpoint is None else f"from {opened.checkpoint} (step {opened.state.step:,})"
+    if opened.checkpoint is None and run.model.init_from is not None:
+        start += f", with the weights of {run.model.init_from} and a new optimizer"
     rows = [("name", run.name), ("directory", str(opened.directory)), ("starts", start)]
     rows += describe_model(model.config, run.data.sequence_length)
     rows += describe(plan)
