@@ -12,8 +12,14 @@ from omegaconf import OmegaConf
 from olmo_hf.args import RunArgs
 from olmo_hf.config_file import run_from_tree
 from olmo_hf.errors import ConfigError
-from olmo_hf.recipes.ledger import STATUSES, Ledger, Verdict
-from olmo_hf.recipes.original_defaults import as_the_original_reads_it, flat_defaults, is_of_its_type
+from olmo_hf.recipes.ledger import STATUSES, Ledger, Status, Verdict
+from olmo_hf.recipes.original_defaults import (
+    EMPTY_SECTIONS,
+    as_the_original_reads_it,
+    flat_defaults,
+    is_of_its_type,
+    write_out_empty_blocks,
+)
 from olmo_hf.recipes.original_file import OriginalFile, flatten, read_original
 from olmo_hf.recipes.translate_data import translate_data, translate_evaluators
 from olmo_hf.recipes.translate_model import (
@@ -76,8 +82,13 @@ def import_config(path: Path, overrides: Sequence[str] = (), *, executed: bool =
     """
     original = read_original(path, overrides)
     original.tree = as_the_original_reads_it(original.tree)
+    empty: dict[str, Status] = {key: "without effect" for key in EMPTY_SECTIONS if original.tree.get(key) == {}}
+    empty |= {key: "translated" for key in write_out_empty_blocks(original.tree)}
     defaults = flat_defaults()
     ledger = Ledger(_given(original), defaults, executed)
+    for key, status in empty.items():
+        note = "empty: the original's defaults" if key in EMPTY_SECTIONS else "empty: on, with the original's defaults"
+        ledger.verdicts[key] = Verdict(key, {}, status, note=note)
     for key, reason in original.unresolved.items():
         ledger.verdicts[key] = Verdict(key, ledger.given[key], "refused", note=f"{reason}; give --{key}=VALUE")
     for key, value in ledger.given.items():

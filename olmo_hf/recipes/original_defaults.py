@@ -141,6 +141,20 @@ BLOCKS: dict[str, dict[str, Any]] = {
 }
 
 
+EMPTY_IS_ON = {
+    "wandb": "log_interval",
+    "speed_monitor": "window_size",
+    "compile": "fullgraph",
+    "fsdp": "sharding_strategy",
+    "ddp": "grad_sync_mode",
+    "single": "device",
+    "data.instance_filter": "repetition_max_period",
+}
+"""Blocks that are off when they are left out or null, and on with their defaults when they are empty; and one key."""
+
+EMPTY_SECTIONS = ("model", "optimizer", "scheduler", "data", "tokenizer")
+"""Sections that are always there; empty is the same as left out."""
+
 # What a key holds whose default is null, or whose default is a whole number though fractions are allowed.
 TYPES: dict[str, tuple[type, ...]] = {
     "run_name": (str,),
@@ -250,3 +264,18 @@ def as_the_original_reads_it(tree: Any, prefix: str = "") -> Any:
 def flat_defaults() -> dict[str, Any]:
     """All of them by dotted key, blocks included."""
     return TOP | {f"{block}.{name}": value for block, keys in BLOCKS.items() for name, value in keys.items()}
+
+
+def write_out_empty_blocks(tree: dict[str, Any]) -> list[str]:
+    """Gives empty blocks that are on one of their defaults to show it; returns their keys."""
+    found = []
+    for block, name in EMPTY_IS_ON.items():
+        *sections, last = block.split(".")
+        node: Any = tree
+        for section in sections:
+            node = node.get(section) if isinstance(node, dict) else None
+        if isinstance(node, dict) and node.get(last) == {}:
+            default = INSTANCE_FILTER[name] if block == "data.instance_filter" else BLOCKS[block][name]
+            node[last] = {name: default}
+            found.append(block)
+    return found

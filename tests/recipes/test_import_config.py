@@ -405,3 +405,19 @@ def test_resolvers_of_the_library_and_places_in_lists(imported, monkeypatch):
     run = run_of(found)
     assert (run.training.stop_at, run.training.seed, run.training.weight_decay) == (40, 23, 0.5)
     assert run.data.prefetch_factor == 2
+
+
+def test_empty_blocks_are_on_and_empty_sections_are_defaults(imported):
+    changes = {name: {} for name in ("compile", "wandb", "scheduler", "data.instance_filter", "speed_monitor")}
+    found = imported(changes)
+    assert not found.ledger.refused()
+    run = run_of(found)
+    assert run.training.transformers["torch_compile"] is True
+    assert run.training.report_to == ("wandb",)
+    assert run.data.instance_filter.repetition_max_period == 13
+    assert run.training.scheduler.warmup == 100
+    assert {name: status(found, name) for name in ("compile", "scheduler")} == {
+        "compile": "translated",
+        "scheduler": "without effect",
+    }
+    assert run_of(imported({"compile": None, "wandb": None})).training.report_to != ("wandb",)
