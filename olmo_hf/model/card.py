@@ -183,8 +183,20 @@ def _source(facts: CardFacts) -> str | None:
     return None if source is None else public_path(str(source))
 
 
+def _earlier_run(section: Any) -> str | None:
+    """The checkpoint of another run from which this one went on, and what of it was left behind."""
+    place = section.get("resume") if isinstance(section, Mapping) else None
+    if place in (None, "auto", "never"):
+        return None
+    left = {"reset_optimizer": "with a new optimizer", "reset_trainer_state": "steps and tokens counted from zero"}
+    said = [words for key, words in left.items() if section.get(key) is True]
+    return "; ".join([public_path(str(place)), *said])
+
+
 def _lineage(facts: CardFacts) -> dict[str, Any]:
-    source = _source(facts)
+    earlier, source = _earlier_run(facts.settings.get("training")), _source(facts)
+    if earlier is not None:
+        source = earlier
     rows: dict[str, Any] = {"started from": "random weights" if source is None else source}
     if facts.step is not None:
         rows["step"] = f"{facts.step:,}"

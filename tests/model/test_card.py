@@ -1,3 +1,4 @@
+import pytest
 from huggingface_hub import ModelCard
 
 from olmo_hf.model.card import MOST_PATHS, CardFacts, public_path, write_card
@@ -47,6 +48,22 @@ def test_everything_a_reader_asks_is_there():
     parsed = ModelCard(card)
     assert parsed.data.base_model == "someone/older-model"
     assert parsed.data.library_name == "transformers"
+
+
+@pytest.mark.parametrize(
+    ("training", "row"),
+    [
+        ({"resume": "auto"}, "| started from | someone/older-model |"),
+        ({"resume": "runs/stage1"}, "| started from | runs/stage1 |"),
+        (
+            {"resume": "s3://me:pass@bucket/stage1?key=1", "reset_trainer_state": True, "reset_optimizer": False},
+            "| started from | s3://bucket/stage1; steps and tokens counted from zero |",
+        ),
+    ],
+)
+def test_a_second_stage_names_the_run_it_came_from(training, row):
+    settings = SETTINGS | {"training": training}
+    assert row in write_card(CardFacts(name="someone/model", config=tiny_config(), settings=settings))
 
 
 def test_a_bare_checkpoint_of_an_own_architecture():
