@@ -18,7 +18,7 @@ _OUR_SECTIONS = ("name", "training", "callbacks", "evaluation")
 
 
 def load_any_run(path: Path, overrides: Sequence[str] = ()) -> RunArgs:
-    """Reads a configuration of ours, or one of the original as written.
+    """Reads a configuration of ours, or one of the original as written (or, with `--as=executed`, as it was run).
 
     Args:
         path: The YAML file.
@@ -30,16 +30,32 @@ def load_any_run(path: Path, overrides: Sequence[str] = ()) -> RunArgs:
     """
     if not is_original(read_yaml(path)):
         return load_run(path, overrides)
-    theirs, ours = split_by_style(overrides)
-    imported = import_config(path, theirs)
+    mode, words = _mode(overrides)
+    theirs, ours = split_by_style(words)
+    imported = import_config(path, theirs, executed=mode == "executed")
     refused = imported.ledger.refused()
     if refused:
         problems = [f"{verdict.key}: {verdict.note}" for verdict in refused]
         raise ConfigError([f"{path} is a configuration of the original trainer; of it is refused:", *problems])
     if int(os.environ.get("RANK", "0")) == 0:
         said = "\n  ".join(report_lines(imported, every_key=False))
-        sys.stderr.write(f"a configuration of the original OLMo trainer, read as written:\n  {said}\n")
+        sys.stderr.write(f"a configuration of the original OLMo trainer, read as {mode}:\n  {said}\n")
     return run_from_tree(imported.tree, ours)
+
+
+def _mode(words: Sequence[str]) -> tuple[str, list[str]]:
+    """What `--as` says, and the other words."""
+    mode, rest, waiting = "written", [], False
+    for word in words:
+        if waiting or word.startswith("--as="):
+            mode, waiting = word.removeprefix("--as="), False
+        elif word == "--as":
+            waiting = True
+        else:
+            rest.append(word)
+    if waiting or mode not in ("written", "executed"):
+        raise ConfigError(f"--as: found {'nothing' if waiting else repr(mode)}, expected written or executed")
+    return mode, rest
 
 
 def split_by_style(words: Sequence[str]) -> tuple[list[str], list[str]]:

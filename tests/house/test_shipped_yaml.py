@@ -44,6 +44,9 @@ def test_a_run_loads_and_is_the_same_when_written_and_loaded_again(path, tmp_pat
     assert load_run(saved) == run
     assert config_hash(load_run(saved)) == config_hash(run)
     assert f"train_hf.py {path.relative_to(ROOT)}" in opening_comment(path), "open it with its launch line"
+    assert "Source: " in opening_comment(path), "say where it comes from"
+    (launch,) = set(re.findall(r"accelerate_configs/[\w.-]+", opening_comment(path)))
+    assert (ROOT / launch).is_file()
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -421,3 +421,15 @@ def test_empty_blocks_are_on_and_empty_sections_are_defaults(imported):
         "scheduler": "without effect",
     }
     assert run_of(imported({"compile": None, "wandb": None})).training.report_to != ("wandb",)
+
+
+def test_training_straight_from_the_file_chooses_too(tmp_path, capsys):
+    path = write(tmp_path, {"softmax_auxiliary_loss": True, "auxiliary_loss_multiplier": 1e-5})
+    assert load_any_run(path).training.z_loss_weight == 1e-5
+    assert "read as written" in capsys.readouterr().err
+    for words in (["--as=executed"], ["--as", "executed", "--training.seed=3"]):
+        assert load_any_run(path, words).training.z_loss_weight == 1e-4
+        assert "read as executed" in capsys.readouterr().err
+    for words in (["--as"], ["--as=guessed"]):
+        with pytest.raises(ConfigError, match="expected written or executed"):
+            load_any_run(path, words)
