@@ -146,12 +146,29 @@ def bare(path: str, length: int, count: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-def first_batch(folder: Path, order: str, index_dir: str | None) -> float:
-    """Seconds to the first batch at 90 % of 100 million instances."""
-    path = folder / "hundred-million.npy"
-    if not path.exists():
-        np.zeros(100_000_000, np.uint8).tofile(path)
-    dataset = MemMapDataset([str(path)], sequence_length=1, token_dtype="uint8")
+FIRST = """
+import sys
+from benchmarks.data_loading import first_batch, peak_mib, resident_mib
+before = resident_mib()
+seconds = first_batch(*sys.argv[1:])
+print(seconds, resident_mib() - before, peak_mib() - before)
+"""
+
+
+def resident_mib() -> float:
+    """Memory of this process now, memory-mapped pages among it."""
+    with open("/proc/self/statm") as stream:
+        return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def peak_mib() -> float:
+    """The most memory this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def first_batch(path: str, order: str, index_dir: str) -> float:
+    """Seconds to the first batch at 90 % of the instances of a file, one token each."""
+    dataset = MemMapDataset([path], sequence_length=1, token_dtype="uint8")
     began = time.perf_counter()
     ordered = OrderedDataset(
         dataset,
@@ -160,10 +177,27 @@ def first_batch(folder: Path, order: str, index_dir: str | None) -> float:
         global_batch_size=GLOBAL_BATCH,
         start=DataPosition(0, 90_000_384),
         order=order,  # type: ignore[arg-type]
-        index_dir=index_dir,
+        index_dir=index_dir or None,
     )
     next(iter(loader(ordered, 1, 0)))
     return time.perf_counter() - began
+
+
+def report_first_batches(folder: Path) -> None:
+    """Time and memory to the first batch 90 % into 100 million instances, each in a process of its own."""
+    path, index = folder / "hundred-million.npy", str(folder / "index")
+    np.zeros(100_000_000, np.uint8).tofile(path)
+    for label, order, index_dir in (
+        ("shuffle in memory", "shuffle", ""),
+        ("shuffle on disk, made", "shuffle", index),
+        ("shuffle on disk, there", "shuffle", index),
+        ("permutation", "permutation", ""),
+    ):
+        words = [sys.executable, "-c", FIRST, str(path), order, index_dir]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+        seconds, held, peak = map(float, done.stdout.split())
+        print(f"first batch, {label:24} {seconds:8.3f} s, {held:6.0f} MiB held, {peak:6.0f} MiB at most", flush=True)
 
 
 def loader(ordered: OrderedDataset, steps: int, workers: int) -> DataLoader:
@@ -226,14 +260,7 @@ def main() -> None:
                     *original(options.original_python, path, length, count, workers),
                     reference,
                 )
-        index = str(folder / "index")
-        for label, order, index_dir in (
-            ("shuffle in memory", "shuffle", None),
-            ("shuffle on disk, made", "shuffle", index),
-            ("shuffle on disk, there", "shuffle", index),
-            ("permutation", "permutation", None),
-        ):
-            print(f"first batch, {label:24} {first_batch(folder, order, index_dir):8.3f} s")
+        report_first_batches(folder)
         opened, read = memory_of_many_files(folder)
         print(f"{MANY_FILES:,} files: {opened:.0f} MiB to open them, {read:.0f} MiB when all were read")
 

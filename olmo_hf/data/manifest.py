@@ -66,7 +66,7 @@ class Manifest:
     num_tokens: int
     files: tuple[ManifestFile, ...]
     sources: tuple[dict[str, Any], ...] = ()
-    """What was read: path, kind, documents and bytes of each source."""
+    """What was read: path, number of files and bytes of each source; or name and split of a data set."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     """Options of the preparation that decide its result."""

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -94,6 +95,26 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(BadDocumentError, match=r"latin\.txt: 'utf-8' codec"):
         read_document("text", None, str(tmp_path / "latin.txt"), "text")
+
+
+def test_endings_in_capitals_and_marks_of_byte_order(tmp_path: Path) -> None:
+    line = json.dumps({"text": "a"}).encode() + b"\n"
+    (tmp_path / "A.JSONL.GZ").write_bytes(gzip.compress(line))
+    (tmp_path / "B.JSONL.ZST").write_bytes(zstandard.compress(line))
+    (tmp_path / "c.jsonl").write_bytes(b"\xef\xbb\xbf" + line)
+    (tmp_path / "d.txt").write_bytes(b"\xef\xbb\xbfa")
+    for name in ("A.JSONL.GZ", "B.JSONL.ZST", "c.jsonl", "d.txt"):
+        assert all_texts(tmp_path / name) == ["a"], name
+
+
+def test_links_that_lead_back_and_pipes_are_passed_by(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.txt").write_text("a")
+    (tmp_path / "sub" / "back").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "itself.txt").symlink_to("itself.txt")
+    (tmp_path / "nowhere.txt").symlink_to("gone.txt")
+    os.mkfifo(tmp_path / "pipe.txt")
+    assert all_texts(tmp_path) == ["a"]
 
 
 def test_a_file_cut_off_is_an_error_not_an_end(tmp_path: Path) -> None:

@@ -7,7 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olmo_hf.data.epoch_order import drawn, even_out, global_indices, permuted, rank_indices
+from olmo_hf.data.epoch_order import (
+    FEISTEL_ROUNDS,
+    drawn,
+    even_out,
+    global_indices,
+    key64,
+    mix64,
+    permuted,
+    rank_indices,
+)
 
 FOLDER = Path(__file__).parents[1] / "golden" / "03_data_order"
 SMALL = json.loads((FOLDER / "small.json").read_text())
@@ -86,6 +95,53 @@ def test_the_permutation_needs_no_table_at_any_size() -> None:
     assert ((ids >= 0) & (ids < n)).all()
     # One by one or together, the same.
     assert [permuted(places[i : i + 1], n, seed=1, epoch=0)[0] for i in range(5)] == ids.tolist()
+
+
+def places_of(ids: np.ndarray, num_instances: int, *, seed: int, epoch: int) -> np.ndarray:
+    """The permutation the other way: its rounds in reverse, written from their definition with Python's integers."""
+    half = max((num_instances - 1).bit_length() + 1, 2) // 2
+    low = (1 << half) - 1
+    keys = [int(key64(seed, epoch, number)) for number in range(FEISTEL_ROUNDS)]
+
+    def mixed(value: int) -> int:
+        return int(mix64(np.array([value], np.uint64))[0])
+
+    places = []
+    for number in ids.tolist():
+        while True:
+            left, right = number >> half, number & low
+            for key in reversed(keys):
+                left, right = right ^ (mixed(left ^ key) & low), left
+            number = (left << half) | right
+            if number < num_instances:
+                break
+        places.append(number)
+    return np.array(places)
+
+
+@pytest.mark.parametrize("n", [300, 2**32 - 1, 2**32 + 1, 10**11 + 7, 2**61 + 3])
+def test_every_instance_has_one_place_also_where_none_can_be_counted(n: int) -> None:
+    """Above 2**32 nobody can list a permutation, but one that can be undone gives no instance twice."""
+    places = np.random.default_rng(0).integers(0, n, 200)
+    ids = permuted(places, n, seed=3, epoch=1)
+    assert ((ids >= 0) & (ids < n)).all()
+    assert np.array_equal(places_of(ids, n, seed=3, epoch=1), places)
+    anywhere = np.random.default_rng(1).integers(0, n, 200)
+    assert np.array_equal(permuted(places_of(anywhere, n, seed=3, epoch=1), n, seed=3, epoch=1), anywhere)
+
+
+def test_the_permutation_looks_random_above_two_to_the_32() -> None:
+    n = 2**33 + 12_345
+    places = 2**32 - 50_000 + np.arange(100_000)
+    ids = permuted(places, n, seed=5, epoch=0)
+    assert np.unique(ids).size == places.size
+    # Neighbouring places go everywhere: chi-square with 99 degrees of freedom exceeds 148.2 once in a thousand times.
+    counts = np.histogram(ids, bins=100, range=(0, n))[0]
+    assert ((counts - 1_000) ** 2 / 1_000).sum() < 148.2
+    assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 5 / np.sqrt(places.size)
+    # Every bit of an id is one as often as it is zero: five standard deviations.
+    for bit in range(32):
+        assert abs(np.count_nonzero(ids >> bit & 1) - 50_000) < 5 * np.sqrt(100_000) / 2, bit
 
 
 def test_all_arrangements_of_four_are_equally_likely() -> None:

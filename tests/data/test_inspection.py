@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from olmo_hf.data.memmap import MemMapDataset
 from olmo_hf.data.order import DataPosition, OrderedDataset
 from olmo_hf.data.prepare import prepare_data
 from olmo_hf.data.prepare_options import PrepareOptions
+from olmo_hf.data.tokenizer_files import raw_tokenizer
 from olmo_hf.errors import DataError
 
 
@@ -124,6 +126,23 @@ def test_a_step_from_the_config_alone(config: Path, prepared: Path, order: Order
     status, said = command(config, "--step", 2, "--ids-only", "--set", "training.seed=12")
     expected = ids_of_step(order_of(prepared, seed=12), 2).tolist()
     assert said == f"step 2, rank 0 of 1: {', '.join(map(str, expected))}\n"
+
+
+def test_random_offsets_can_be_asked_too(config: Path, prepared: Path, command: Command) -> None:
+    words = (config, "--step", 2, "--set", "data.order=random_offsets")
+    status, said = command(*words)
+    assert status == 0
+    assert command(*words) == (status, said)
+    tokens = np.fromfile(prepared / "train" / "00000.npy", np.uint16)
+    raw = raw_tokenizer(prepared / "tokenizer")
+    shown = re.findall(r"--- instance (\d+) \(\S+, token ([\d,]+)\)\n(.*?)(?=\n\n---|\n*\Z)", said, re.S)
+    assert len(shown) == 8
+    assert len({begin for _, begin, _ in shown}) > 4
+    for instance, begin, text in shown:
+        first = int(begin.replace(",", ""))
+        assert first == int(instance)
+        decoded = raw.decode(tokens[first : first + 16].tolist(), skip_special_tokens=False)
+        assert text.strip() == decoded.strip()
 
 
 def record(run_dir: Path, order: OrderedDataset, world_size: int, steps: range, shift: int = 0) -> None:
