@@ -85,6 +85,10 @@ class LossSpikeArgs:
     threshold: float = 8.0
     """Distance from the median in robust standard deviations (1.4826 times the median absolute deviation)."""
 
+    max_rollbacks: int = 0
+    """How often in a run it goes back to the last checkpoint before a spike and passes over the batches in between.
+    0: spikes are only marked."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryArgs:
@@ -100,6 +104,9 @@ class HeartbeatArgs:
 
     timeout_seconds: float = 600.0
     """Time without any progress after which the rank says where it is."""
+
+    slow_timeout_seconds: float = 3600.0
+    """The same before the first step has ended (compilation), inside an evaluation and inside a save."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +124,17 @@ class ProfilerArgs:
 
     stacks: bool = False
     """Whether the source lines are recorded too; slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOutputsArgs:
+    """Saves what every module gets and gives on chosen steps, to compare two runs module by module."""
+
+    steps: tuple[int, ...] = ()
+    """Steps whose first micro-batch is saved, on rank 0."""
+
+    modules: tuple[str, ...] = ("*",)
+    """Names of modules, or patterns, such as `model.layers.0*`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +168,9 @@ class CallbacksArgs:
     profiler: ProfilerArgs | None = None
     """Off by default."""
 
+    model_outputs: ModelOutputsArgs | None = None
+    """Off by default."""
+
 
 def callbacks_problems(args: CallbacksArgs) -> list[str]:
     """What is wrong with the section, one sentence per problem."""
@@ -164,6 +185,12 @@ def callbacks_problems(args: CallbacksArgs) -> list[str]:
         problems.append(
             f"callbacks.loss_spike.min_steps is {spike.min_steps}, more than window_steps ({spike.window_steps}), "
             "so nothing would ever be a spike; lower it."
+        )
+    outputs = args.model_outputs
+    if outputs is not None and (not outputs.steps or min(outputs.steps) < 1):
+        problems.append(
+            f"callbacks.model_outputs.steps is {list(outputs.steps)}, but must name steps from 1 on; write `[5]`, or "
+            "leave the block out."
         )
     return problems
 
@@ -190,10 +217,12 @@ def _bounds(args: CallbacksArgs) -> Iterator[tuple[str, float | None, float, boo
         yield "loss_spike.window_steps", args.loss_spike.window_steps, 3, False
         yield "loss_spike.min_steps", args.loss_spike.min_steps, 3, False
         yield "loss_spike.threshold", args.loss_spike.threshold, 0, True
+        yield "loss_spike.max_rollbacks", args.loss_spike.max_rollbacks, 0, False
     if args.memory is not None:
         yield "memory.interval_steps", args.memory.interval_steps, 1, False
     if args.heartbeat is not None:
         yield "heartbeat.timeout_seconds", args.heartbeat.timeout_seconds, 0, True
+        yield "heartbeat.slow_timeout_seconds", args.heartbeat.slow_timeout_seconds, 0, True
     if args.profiler is not None:
         yield "profiler.skip_steps", args.profiler.skip_steps, 0, False
         yield "profiler.num_steps", args.profiler.num_steps, 1, False

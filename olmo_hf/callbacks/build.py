@@ -15,6 +15,7 @@ from olmo_hf.callbacks.heartbeat import Heartbeat
 from olmo_hf.callbacks.loss_spike import LossSpike
 from olmo_hf.callbacks.memory import Memory
 from olmo_hf.callbacks.metrics_file import MetricsFile
+from olmo_hf.callbacks.model_outputs import ModelOutputs
 from olmo_hf.callbacks.profiler import Profiler
 from olmo_hf.callbacks.speed_monitor import SpeedMonitor
 from olmo_hf.callbacks.trackers import prepare_trackers
@@ -44,6 +45,11 @@ def build_callbacks(
         ConfigError: a setting out of range; all problems at once.
     """
     problems = callbacks_problems(args)
+    if args.loss_spike is not None and args.loss_spike.max_rollbacks > 0 and plan.logging_steps > 1:
+        problems.append(
+            f"callbacks.loss_spike.max_rollbacks is {args.loss_spike.max_rollbacks}, but training.logging_steps comes "
+            f"to {plan.logging_steps} steps, whose mean does not say which step spiked; set logging_steps to 1."
+        )
     if problems:
         raise ConfigError(problems)
     prepare_trackers(run_dir)
@@ -58,7 +64,8 @@ def build_callbacks(
         Console(args.console, last_step=plan.stop_step, cancellation=cancellation)
         if args.console is not None
         else None,
-        LossSpike(args.loss_spike, record.event) if args.loss_spike is not None else None,
+        LossSpike(args.loss_spike, record.event, run_dir=run_dir, rank=rank) if args.loss_spike is not None else None,
+        ModelOutputs(args.model_outputs, run_dir=run_dir) if args.model_outputs is not None else None,
         Profiler(args.profiler, run_dir=run_dir) if args.profiler is not None else None,
         EvaluationSchedule(plan.eval_interval_steps, plan.stop_step, on_load=evaluates_on_load) if evaluates else None,
         # After those that ask for checkpoints and evaluations: when the run is being stopped it takes them back.

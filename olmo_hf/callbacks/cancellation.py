@@ -18,6 +18,7 @@ from olmo_hf import distributed
 from olmo_hf.callbacks.args import CancellationArgs
 from olmo_hf.callbacks.stop_signals import StopSignals
 from olmo_hf.callbacks.wandb_tags import TagWatch
+from olmo_hf.data.order import DataPosition
 from olmo_hf.errors import ConfigError
 from olmo_hf.training.callback import OlmoCallback
 
@@ -137,11 +138,16 @@ class Cancellation(OlmoCallback):
             self._tags.stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """The least loss so far."""
-        return {"least_loss": self._least_loss} if math.isfinite(self._least_loss) else {}
+        """The least loss so far; None: there is none yet."""
+        return {"least_loss": self._least_loss if math.isfinite(self._least_loss) else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._least_loss = float(state["least_loss"])
+        least = state["least_loss"]
+        self._least_loss = math.inf if least is None else float(least)
+
+    def on_gone_back(self, state: TrainerState, from_step: int, position: DataPosition | None) -> None:
+        if self._cancelled_at is not None:  # the checkpoint is there; the extra steps count from it
+            self._cancelled_at = state.global_step
 
     def _agree(self, step: int) -> StopReason | None:
         """The first reason that any rank has; the same on all ranks."""

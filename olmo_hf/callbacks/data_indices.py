@@ -10,6 +10,8 @@ from typing import Any
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from olmo_hf.callbacks.args import DataIndicesArgs
+from olmo_hf.callbacks.json_lines import EVENTS_FILE, read_json_lines
+from olmo_hf.data.order import DataPosition
 from olmo_hf.training.callback import OlmoCallback
 
 logger = logging.getLogger(__name__)
@@ -153,3 +155,18 @@ def times_read(path: Path) -> dict[int, int]:
         counts[step] = counts.get(step, 0) + 1
         newest = step
     return {step: count for step, count in counts.items() if step <= newest}
+
+
+def read_returns(run_dir: Path) -> list[tuple[int, DataPosition]]:
+    """Where the run went back and passed over batches: the step, and the place in the data from which it went on.
+
+    Only what still holds: a restart from before such a step undoes it.
+    """
+    path = run_dir / EVENTS_FILE
+    found: list[tuple[int, DataPosition]] = []
+    for event in read_json_lines(path) if path.is_file() else ():
+        if event.get("event") in ("start", "rollback"):
+            found = [(step, position) for step, position in found if step < event["step"]]
+        if event.get("event") == "rollback":
+            found.append((event["step"], DataPosition(**event["position"])))
+    return found

@@ -1,21 +1,31 @@
 """Marks the steps at which the loss jumps, so that somebody can ask later what the model saw."""
 
+import dataclasses
 import logging
 import math
 import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from olmo_hf.callbacks.args import LossSpikeArgs
+from olmo_hf.callbacks.json_lines import JsonLinesFile
+from olmo_hf.data.order import DataPosition
 from olmo_hf.training.callback import OlmoCallback
 
 logger = logging.getLogger(__name__)
 
 # Median absolute deviation of a normal distribution with standard deviation 1, inverted.
 _MAD_TO_STANDARD_DEVIATION = 1.4826
+
+
+def spike_instances_path(run_dir: Path, rank: int) -> Path:
+    """Where the instances that `rank` read at the steps of a spike are kept."""
+    return run_dir / "loss-spikes" / f"rank{rank}.jsonl"
 
 
 def robust_z_score(value: float, window: Sequence[float]) -> float:
@@ -38,18 +48,32 @@ class LossSpike(OlmoCallback):
 
     A spike lasts until the loss is back under half the threshold; only its first step is an event. While it lasts the
     window does not move, or it would become the normal state of things. A window's length after its beginning it
-    counts as a new level: it is over, and the window starts afresh. The instances of a step are in `data-indices/`.
+    counts as a new level: it is over, and the window starts afresh. The instances that each rank read since the last
+    log are kept in `loss-spikes/`.
+
+    With `max_rollbacks` the run goes back to the last checkpoint before a spike and passes over the batches it has
+    read since. The count is of the whole run, and restarts do not lose it.
 
     Args:
         record: writes an event (`MetricsFile.event`).
+        run_dir: directory of the run.
+        rank: of this process.
     """
 
-    def __init__(self, args: LossSpikeArgs, record: Callable[..., None]):
+    def __init__(self, args: LossSpikeArgs, record: Callable[..., None], *, run_dir: Path, rank: int):
+        self.max_rollbacks = args.max_rollbacks
         self._threshold = args.threshold
         self._min_steps = args.min_steps
         self._window: deque[float] = deque(maxlen=args.window_steps)
         self._record = record
+        self._kept = JsonLinesFile(spike_instances_path(run_dir, rank))
+        self._instances: dict[int, list[int]] = {}  # since the last log, by step
         self._spiking_for = 0
+        self._rollbacks = 0
+        self._wants_to_go_back = False
+
+    def on_instances(self, state: TrainerState, instance_ids: list[int]) -> None:
+        self._instances[state.global_step + 1] = instance_ids
 
     def on_log(
         self,
@@ -68,13 +92,15 @@ class LossSpike(OlmoCallback):
             self._spiking_for = 0
             if math.isfinite(loss):
                 self._window.append(loss)
-            return
-        self._spiking_for += 1
-        if self._spiking_for == 1:
-            self._mark(state, loss, score, logs)
-        elif self._window.maxlen is not None and self._spiking_for >= self._window.maxlen:
-            self._spiking_for = 0
-            self._window.clear()
+        else:
+            self._spiking_for += 1
+            if self._spiking_for == 1:
+                self._mark(state, loss, score, logs)
+                self._wants_to_go_back = self._rollbacks < self.max_rollbacks
+            elif self._window.maxlen is not None and self._spiking_for >= self._window.maxlen:
+                self._spiking_for = 0
+                self._window.clear()
+        self._instances.clear()
 
     def _mark(self, state: TrainerState, loss: float, score: float, logs: dict[str, float]) -> None:
         usual = statistics.median(self._window)
@@ -90,11 +116,49 @@ class LossSpike(OlmoCallback):
         if "optim/total_grad_norm" in logs:
             details["gradient_norm"] = logs["optim/total_grad_norm"]
         self._record(state, "loss_spike", **details)
+        if self._instances:
+            self._kept.append({"step": state.global_step, "time": time.time(), "instances": self._instances})
+
+    def wants_to_go_back(self) -> bool:
+        """Whether a spike has just begun and the run has not gone back too often."""
+        wants, self._wants_to_go_back = self._wants_to_go_back, False
+        return wants
+
+    def on_gone_back(self, state: TrainerState, from_step: int, position: DataPosition | None) -> None:
+        if position is None:
+            if state.is_world_process_zero:
+                logger.warning("There is no whole checkpoint before step %d to go back to; going on.", from_step)
+            self._record(state, "rollback_impossible")
+            return
+        self._rollbacks += 1
+        passed_over = from_step - state.global_step
+        if state.is_world_process_zero:
+            logger.warning(
+                "Went back from step %d to the checkpoint of step %d; the %d batches in between are passed over "
+                "(%d of at most %d times).",
+                from_step,
+                state.global_step,
+                passed_over,
+                self._rollbacks,
+                self.max_rollbacks,
+            )
+        self._record(
+            state,
+            "rollback",
+            from_step=from_step,
+            passed_over_batches=passed_over,
+            count=self._rollbacks,
+            position=dataclasses.asdict(position),
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """The window, so that a restart does not make it blind."""
-        return {"window": list(self._window), "spiking_for": self._spiking_for}
+        """The window, so that a restart does not make it blind, and how often the run went back."""
+        return {"window": list(self._window), "spiking_for": self._spiking_for, "rollbacks": self._rollbacks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._window.clear()
         self._window.extend(state["window"])
         self._spiking_for = state["spiking_for"]
+        # Going back brings the state of an earlier step; how often that was done is not undone by it.
+        self._rollbacks = max(self._rollbacks, state.get("rollbacks", 0))
+        self._instances.clear()

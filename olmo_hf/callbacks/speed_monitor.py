@@ -10,6 +10,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from olmo_hf.callbacks.args import SpeedMonitorArgs
 from olmo_hf.callbacks.peak_flops import device_peak_flops
+from olmo_hf.data.order import DataPosition
 from olmo_hf.training.callback import OlmoCallback
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,10 @@ class SpeedMonitor(OlmoCallback):
             self._window.append((self._step_seconds, state.num_input_tokens_seen - self._tokens_at_step_end))
         self._tokens_at_step_end = state.num_input_tokens_seen
         self._step_seconds = 0.0
+
+    def on_gone_back(self, state: TrainerState, from_step: int, position: DataPosition | None) -> None:
+        if position is not None:
+            self._tokens_at_step_end = None  # the tokens of the next step cannot be told from the difference
 
     def on_log(
         self,

@@ -17,6 +17,10 @@ logger = logging.getLogger(__name__)
 
 TRACKER_ID_FILE = "tracker_run_id"
 _MAX_FAILURES = 3
+
+_INIT_SECONDS, _FINISH_SECONDS = 30, 60
+"""How long W&B may hold up the start and the end of a launch when its server does not answer."""
+
 _RewriteLogs = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -24,9 +28,13 @@ def prepare_trackers(run_dir: Path) -> None:
     """Tells the trackers where they write and which run they continue; what the environment says already counts.
 
     A restarted run goes on under the same id (kept in `tracker_run_id` of the run directory), and metrics keep the
-    names they have in `metrics.jsonl`. Call it before the trainer is made.
+    names they have in `metrics.jsonl`. A server of W&B that does not answer holds up the start by half a minute and the
+    end by a minute at most; what it did not get lies below the run directory, for `wandb sync`. Call it before the
+    trainer is made.
     """
     os.environ.setdefault("WANDB_DIR", str(run_dir.absolute()))
+    os.environ.setdefault("WANDB_INIT_TIMEOUT", str(_INIT_SECONDS))
+    os.environ.setdefault("WANDB_FINISH_TIMEOUT", str(_FINISH_SECONDS))
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run_dir / "tensorboard"))
     if distributed.is_main_process() and "WANDB_RUN_ID" not in os.environ:
         os.environ["WANDB_RUN_ID"] = _tracker_id(run_dir)

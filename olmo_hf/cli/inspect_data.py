@@ -135,13 +135,15 @@ def _decoder(settings: "RunArgs") -> Callable[["np.ndarray"], str]:
 def _show_step(settings: "RunArgs", data: "OrderedDataset", namespace: argparse.Namespace) -> int:
     import numpy as np
 
-    from olmo_hf.data.inspection import ids_of_rank, ids_of_step, inspect_instances, ranks_of_step
+    from olmo_hf.callbacks.data_indices import read_returns
+    from olmo_hf.data.inspection import data_of_step, ids_of_rank, inspect_instances, ranks_of_step
 
     record = _record(namespace.config) if namespace.config.is_dir() else []
     world_size = namespace.world_size
     if world_size is None:
         world_size = (ranks_of_step(data, record, namespace.step) or len(record)) if record else 1
-    ids = ids_of_step(data, namespace.step)
+    returns = read_returns(namespace.config) if namespace.config.is_dir() else []
+    ids = data_of_step(data, returns, namespace.step)
     ranks = range(world_size) if namespace.rank is None else [namespace.rank]
     parts = {rank: ids_of_rank(ids, rank, world_size) for rank in ranks}
     disagrees = False
@@ -197,13 +199,13 @@ def _record(run_dir: Path) -> list[dict[int, list[int]]]:
 
 
 def _agreement(run_dir: Path, data: "OrderedDataset") -> int:
-    from olmo_hf.callbacks.data_indices import data_indices_path, times_read
+    from olmo_hf.callbacks.data_indices import data_indices_path, read_returns, times_read
     from olmo_hf.data.inspection import compare_with_record, describe_steps
 
     record = _record(run_dir)
     if not record:
         raise DataError(f"{run_dir}: holds no data-indices; name the directory of a run that recorded them")
-    agreement = compare_with_record(data, record)
+    agreement = compare_with_record(data, record, read_returns(run_dir))
     print(f"{len(agreement.steps):,} steps of {len(record)} ranks were recorded")
     again = {step: times for step, times in times_read(data_indices_path(run_dir, 0)).items() if times > 1}
     if again:

@@ -3,7 +3,7 @@
 Shapes: `S` tokens of an instance, `W` ranks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from olmo_hf.data.documents import document_lengths
 from olmo_hf.data.filters import keep_instance
 from olmo_hf.data.memmap import MemMapDataset
 from olmo_hf.data.mixing import MixedDataset
-from olmo_hf.data.order import OrderedDataset
+from olmo_hf.data.order import DataPosition, OrderedDataset
 from olmo_hf.errors import DataError
 
 
@@ -47,6 +47,18 @@ def ids_of_step(data: OrderedDataset, step: int) -> np.ndarray:
     if step < 1:
         raise DataError(f"--step: found {step}, expected 1 or more")
     return data.instance_ids((step - 1) * data.global_batch_size, step * data.global_batch_size)
+
+
+def data_of_step(data: OrderedDataset, returns: Sequence[tuple[int, DataPosition]], step: int) -> np.ndarray:
+    """Identical to `ids_of_step` for a run that went back and passed over batches.
+
+    Args:
+        data: The order, from the beginning of the run.
+        returns: The step and the place in the data from which the run went on, each time.
+        step: From 1.
+    """
+    before = [(first, position) for first, position in returns if first < step]
+    return ids_of_step(data.starting_at(before[-1][1]), step - before[-1][0]) if before else ids_of_step(data, step)
 
 
 def ids_of_rank(ids: np.ndarray, rank: int, world_size: int) -> np.ndarray:
@@ -222,12 +234,15 @@ def ranks_of_step(data: OrderedDataset, recorded: list[dict[int, list[int]]], st
     return data.global_batch_size // share if share and data.global_batch_size % share == 0 else 0
 
 
-def compare_with_record(data: OrderedDataset, recorded: list[dict[int, list[int]]]) -> Agreement:
+def compare_with_record(
+    data: OrderedDataset, recorded: list[dict[int, list[int]]], returns: Sequence[tuple[int, DataPosition]] = ()
+) -> Agreement:
     """Compares a run's recorded ids, by rank and step, with its order.
 
     Args:
         data: The order, from the beginning of the run.
         recorded: Ids by step of every rank that ever took part.
+        returns: Where the run went on after it had passed over batches, as in `data_of_step`.
     """
     steps, disagreeing, incomplete = [], [], []
     for step in sorted(set().union(*recorded)):
@@ -242,7 +257,7 @@ def compare_with_record(data: OrderedDataset, recorded: list[dict[int, list[int]
             incomplete.append(step)
         else:
             steps.append(step)
-            ids = ids_of_step(data, step)
+            ids = data_of_step(data, returns, step)
             if not world_size or parts != [ids_of_rank(ids, rank, world_size).tolist() for rank in range(world_size)]:
                 disagreeing.append(step)
     return Agreement(steps, disagreeing, incomplete)

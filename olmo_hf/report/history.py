@@ -122,7 +122,7 @@ def load_history(run_dir: Path) -> History:
             "that has logged at least one step."
         )
     events = list(read_json_lines(events_path)) if events_path.is_file() else []
-    starts = [event for event in events if event.get("event") == "start" and isinstance(event.get("step"), int)]
+    starts = [e for e in events if e.get("event") in ("start", "rollback") and isinstance(e.get("step"), int)]
     columns = _Columns()
     for row in _rows_with_starts(metrics_path, starts, columns):
         columns.add(row)

@@ -21,6 +21,7 @@ from olmo_hf.report.smoothing import smooth
 _SCRIPTS = ("numbers.js", "chart.js", "page.js")
 _MAX_HAPPENINGS = 500
 _ROUTINE = {"start", "checkpoint", "summary"}
+_NOT_TOLD = {"step", "tokens", "time", "event", "settings", "max_steps", "environment", "position"}
 
 
 def render_page(runs: Sequence[History], spikes: Mapping[str, list[dict[str, Any]]] | None = None) -> str:
@@ -117,6 +118,10 @@ def _marks(run: History) -> list[dict[str, Any]]:
     marks += [
         {"step": event["step"], "kind": "spike", "text": "loss spike"} for event in run.events_called("loss_spike")
     ]
+    marks += [
+        {"step": event["step"], "kind": "rollback", "text": f"went back from step {event['from_step']:,}"}
+        for event in run.events_called("rollback")
+    ]
     marks += [{"step": event["step"], "kind": "stop", "text": _what(event)} for event in run.events_called("cancel")]
     evaluated = {int(step) for name, series in run.series.items() if name.startswith("eval/") for step in series.steps}
     marks += [{"step": step, "kind": "evaluation", "text": ""} for step in sorted(evaluated)]
@@ -143,7 +148,8 @@ def _what(event: Mapping[str, Any]) -> str:
     details = ", ".join(
         f"{key} {short_number(value) if isinstance(value, float) else value}"
         for key, value in event.items()
-        if key not in ("step", "tokens", "time", "event", "settings", "max_steps", "environment") and value is not None
+        if key not in ("step", "tokens", "time", "event", "settings", "max_steps", "environment", "position")
+        and value is not None
     )
     name = str(event.get("event", "")).replace("_", " ")
     return f"{name}: {details}" if details else name

@@ -5,15 +5,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from olmo_hf.callbacks.data_indices import read_data_indices
+from olmo_hf.callbacks.json_lines import read_json_lines
+from olmo_hf.callbacks.loss_spike import spike_instances_path
 from olmo_hf.data.build import build_eval_data
 from olmo_hf.data.collator import DataCollator
 from olmo_hf.errors import OlmoHfError
 from olmo_hf.report.history import History
+
+if TYPE_CHECKING:
+    from olmo_hf.args import RunArgs
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +40,9 @@ class Source:
     collate: DataCollator
     tokenizer: Any
     """None: token ids are shown instead of text."""
+
+    settings: "RunArgs"
+    """Of the run."""
 
     def text(self, instance: int) -> str:
         """The beginning of an instance, decoded."""
@@ -64,7 +72,7 @@ def open_source(run: History) -> Source:
     except OlmoHfError as error:
         logger.warning("The tokenizer of %s cannot be loaded, token ids are shown: %s", run.name, error)
         tokenizer = None
-    return Source(dataset, collate, tokenizer)
+    return Source(dataset, collate, tokenizer, settings)
 
 
 def describe_spikes(run: History, *, explain: bool = False) -> list[dict[str, Any]]:
@@ -81,8 +89,25 @@ def describe_spikes(run: History, *, explain: bool = False) -> list[dict[str, An
         source = open_source(run)
     except (OlmoHfError, OSError) as error:
         why_not = f"The data of this run cannot be read here, so there is no text: {error}"
-    ids = _ids_of_steps(run.run_dir, {event["step"] for event in events})
-    return [_describe(run, event, ids.get(event["step"], {}), source, why_not, explain=explain) for event in events]
+    recorded = _ids_of_steps(run.run_dir, {event["step"] for event in events})
+    described = []
+    for event in events:
+        ids = _kept_ids(run.run_dir, event)
+        ids = ids if ids else recorded.get(event["step"], {})
+        described.append(_describe(run, event, ids, source, why_not, explain=explain))
+    return described
+
+
+def _kept_ids(run_dir: Path, event: dict[str, Any]) -> dict[int, list[int]]:
+    """Rank -> instance ids that were kept when the spike was found; they stay right also after the run went back."""
+    found: dict[int, list[int]] = {}
+    while (path := spike_instances_path(run_dir, len(found))).is_file():
+        rows = [row for row in read_json_lines(path) if row.get("step") == event["step"] and "instances" in row]
+        if not rows:
+            break
+        nearest = min(rows, key=lambda row: abs(row.get("time", 0.0) - event.get("time", 0.0)))
+        found[len(found)] = [one for instances in nearest["instances"].values() for one in instances]
+    return found
 
 
 def _ids_of_steps(run_dir: Path, steps: set[int]) -> dict[int, dict[int, list[int]]]:
@@ -140,17 +165,35 @@ def _instance(rank: int, instance: int, source: Source | None, loss: float | Non
 
 
 def losses_before(run_dir: Path, step: int, instances: list[int], source: Source) -> tuple[dict[int, float], str]:
-    """Mean cross-entropy of each instance under the newest loadable checkpoint before `step`, and a note about it."""
-    from transformers import AutoModelForCausalLM
+    """Mean cross-entropy of each instance under the newest checkpoint before `step`, and a note about it."""
+    from olmo_hf.training import commit
 
-    from olmo_hf.training.commit import list_checkpoints
+    for checkpoint in commit.list_checkpoints(run_dir):
+        if commit.step_of(checkpoint) >= step:
+            continue
+        try:
+            commit.verify(checkpoint)
+            model = _model_of(checkpoint, source.settings)
+        except OlmoHfError as error:
+            logger.warning("passed over: %s", error)
+            continue
+        losses = {one: loss_of(model, source, one) for one in dict.fromkeys(instances)}
+        return losses, f"Losses of the instances were computed with {checkpoint.name}."
+    return {}, "There is no whole checkpoint before this step, so losses of single instances are not known."
 
-    for checkpoint in list_checkpoints(run_dir):
-        if int(checkpoint.name.rsplit("-", 1)[-1]) < step and (checkpoint / "config.json").is_file():
-            model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-            losses = {one: loss_of(model, source, one) for one in dict.fromkeys(instances)}
-            return losses, f"Losses of the instances were computed with {checkpoint.name}."
-    return {}, "There is no loadable checkpoint before this step, so losses of single instances are not known."
+
+def _model_of(checkpoint: Path, settings: "RunArgs") -> torch.nn.Module:
+    """The run's model with the weights of a checkpoint of any kind, for evaluation."""
+    from olmo_hf.model.build import build_model, load_tokenizer
+    from olmo_hf.training.checkpoints import restore_tensors
+
+    length = settings.data.sequence_length
+    tokenizer = load_tokenizer(settings.model, model_max_length=length)
+    model = build_model(
+        settings.model, seed=settings.training.seed, tokenizer=tokenizer, max_position_embeddings=length
+    )
+    restore_tensors(checkpoint, model, None)
+    return model.eval()
 
 
 @torch.no_grad()

@@ -227,6 +227,11 @@ def check_ranges(run: RunArgs) -> Iterator[str]:
 def check_sections(run: RunArgs) -> Iterator[str]:
     """Rules that the rooms keep beside their own sections."""
     yield from callbacks_problems(run.callbacks)
+    if run.callbacks.model_outputs is not None and run.training.transformers.get("torch_compile"):
+        yield (
+            "callbacks.model_outputs: given together with `training.torch_compile`, which leaves no modules to look "
+            "at; turn one of them off"
+        )
     yield from evaluation_problems(run.evaluation)
 
 

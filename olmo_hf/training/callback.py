@@ -1,8 +1,10 @@
-"""The base of our callbacks: Hugging Face's `TrainerCallback` and three hooks it lacks."""
+"""The base of our callbacks: Hugging Face's `TrainerCallback` and the hooks it lacks."""
 
 from typing import Any
 
 from transformers import TrainerCallback, TrainerState
+
+from olmo_hf.data.order import DataPosition
 
 
 class OlmoCallback(TrainerCallback):
@@ -11,6 +13,9 @@ class OlmoCallback(TrainerCallback):
     `state.global_step` counts optimizer steps and `state.num_input_tokens_seen` all tokens of all ranks, both over
     the whole run, restarts included.
     """
+
+    max_rollbacks: int = 0
+    """How often in a run it makes the run go back, at most."""
 
     def on_instances(self, state: TrainerState, instance_ids: list[int]) -> None:
         """Called before every optimizer step with the ids of the instances this rank is about to read."""
@@ -28,3 +33,17 @@ class OlmoCallback(TrainerCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
+
+    def wants_to_go_back(self) -> bool:
+        """Asked after a step was logged, if `max_rollbacks` is not 0: whether the run must not go on from here."""
+        return False
+
+    def on_gone_back(self, state: TrainerState, from_step: int, position: DataPosition | None) -> None:
+        """Called when the run stands where a checkpoint before `from_step` stands, and `load_state_dict` was called.
+
+        `position` says where the data go on: after the last batch that was read. None: there was no checkpoint to go
+        back to, so the run goes on.
+        """
+
+    def on_long_work(self, state: TrainerState, what: str) -> None:
+        """Called before something that takes longer than a step, and as it gets on: `evaluation`, `checkpoint`."""

@@ -42,6 +42,12 @@ class RestartingTrainer(LearningTrainer):
     bolt_on_start: dict[str, int] | None = None
     """Steps and tokens at which a second warm-up began."""
 
+    first_position: DataPosition | None = None
+    """Where the data go on after a restart, if not where the checkpoint says."""
+
+    data_start_step: int = 0
+    """The step after which the data begin with `train_dataset.start`."""
+
     @property
     def run_dir(self) -> Path:
         """The run directory."""
@@ -64,7 +70,8 @@ class RestartingTrainer(LearningTrainer):
         if not isinstance(dataset, OrderedDataset):
             return super().get_train_dataloader()
         sampler = GlobalBatchSampler(
-            steps=self.args.max_steps,
+            # A run that goes back reads more batches than it has steps.
+            steps=self.args.max_steps * (1 + sum(callback.max_rollbacks for callback in self.olmo_callbacks)),
             global_batch_size=self.global_batch_size,
             per_device_batch_size=self.args.per_device_train_batch_size,
             rank=rank(),
@@ -111,7 +118,7 @@ class RestartingTrainer(LearningTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Identical to `Trainer.train` except that `True` means the newest checkpoint that verifies."""
         checkpoint: Path | None = None
-        self.resumed_from = None
+        self.resumed_from, self.data_start_step = None, 0
         if resume_from_checkpoint is True:
             checkpoint, _ = commit.newest_whole(self.run_dir)
             if checkpoint is None:
@@ -148,6 +155,7 @@ class RestartingTrainer(LearningTrainer):
         self.resumed_from = state = load_run_state(checkpoint)
         is_own = checkpoint.resolve().parent == self.run_dir.resolve()
         self._require_same_run(checkpoint, state)
+        self.data_start_step = 0 if self.args.reset_trainer_state else state.step
         if self.args.reset_trainer_state or not isinstance(self.train_dataset, OrderedDataset):
             return
         self.args.ignore_data_skip = True  # the order begins in the right place; the Trainer would skip once more
@@ -156,6 +164,8 @@ class RestartingTrainer(LearningTrainer):
             position = DataPosition(epoch=self.args.start_epoch)
         if not is_own and self.args.fast_forward_batches:
             position = self._advance(self.train_dataset, position, self.args.fast_forward_batches)
+        if self.first_position is not None:
+            position = self.first_position
         self.train_dataset = self.train_dataset.starting_at(position)
 
     def _require_same_run(self, checkpoint: Path, state: RunState) -> None:
@@ -178,7 +188,8 @@ class RestartingTrainer(LearningTrainer):
         source = None if self.args.reset_trainer_state else resume_from_checkpoint
         started = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, source, trial)
         self.state.compute_steps(self.args, max_steps)
-        return started
+        is_over = self.state.global_step >= max_steps  # also where more batches are on offer than there are steps
+        return (num_epochs, 0) if is_over else started
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         """Identical to `Trainer` except that a fresh run first writes a checkpoint and reads it back."""
@@ -257,6 +268,7 @@ class RestartingTrainer(LearningTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Identical to `Trainer` except that the result is whole or absent, of a kind, and rotated by step number."""
         assert self.saver is not None, "train() makes the saver"
+        self._tell_long_work("checkpoint")
         self.store_flos()
         step = self.state.global_step
         final = self.control.should_training_stop or step >= last_step(self.args, self.state)
@@ -270,12 +282,15 @@ class RestartingTrainer(LearningTrainer):
         with averaged_weights(self.inner_optimizer):
             self.saver.save(self._snapshot(), kind=kind, has_optimizer=has_optimizer, wait=final or step == 0)
 
+    def _tell_long_work(self, what: str) -> None:
+        for callback in self.olmo_callbacks:
+            callback.on_long_work(self.state, what)
+
     def _snapshot(self) -> Snapshot:
         step, scaler = self.state.global_step, getattr(self.accelerator, "scaler", None)
-        start_step = self.resumed_from.step if self.resumed_from and not self.args.reset_trainer_state else 0
         position = DataPosition()
         if isinstance(self.train_dataset, OrderedDataset):
-            position = self._advance(self.train_dataset, self.train_dataset.start, step - start_step)
+            position = self._advance(self.train_dataset, self.train_dataset.start, step - self.data_start_step)
         states: dict[str, list[dict[str, Any]]] = {}
         for callback in self.olmo_callbacks:
             if state := callback.state_dict():

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import yaml
 
 from olmo_hf.distributed import (
@@ -245,7 +246,10 @@ def record_launch(opened: OpenedRun, *, config_yaml: str, step: int) -> None:
         "world_size": world_size(),
         "host": platform.node(),
         "versions": {p: version(p) for p in ("torch", "transformers", "accelerate", "numpy")},
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
         "changed": changed,
+        "config": config_yaml,
     }
     with open(directory / LAUNCHES_FILE, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

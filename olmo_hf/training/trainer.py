@@ -1,11 +1,12 @@
 """`OlmoTrainer`: Hugging Face's Trainer with exact token sums, one clock in tokens, and checkpoints that are whole.
 
 The mathematics is elsewhere (`loss`, `clipping`, `schedulers`, `optimizers`); the trainer only calls it, at named
-seams. Three layers, each saying what it changes: `learning` (loss, gradients, optimizer, metrics), `restarting` (data
-order, checkpoints) and this one (assembly and evaluation).
+seams. Layers, each saying what it changes: `updating` and `learning` (optimizer, loss, metrics), `restarting` (data
+order, checkpoints), `going_back` (to an earlier checkpoint in mid-launch) and this one (assembly and evaluation).
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from transformers import PrinterCallback
@@ -17,12 +18,12 @@ from olmo_hf.distributed import enable_fsdp_on_cpu, fsdp_requested, world_size
 from olmo_hf.errors import ConfigError
 from olmo_hf.training.evaluating import Evaluator, run_evaluators
 from olmo_hf.training.flow import SaveSchedule
-from olmo_hf.training.restarting import RestartingTrainer
+from olmo_hf.training.going_back import GoingBackTrainer
 from olmo_hf.training.schedule_free import averaged_weights
 
 
-class OlmoTrainer(RestartingTrainer):
-    """Identical to `transformers.Trainer` except where a method of these three layers says so.
+class OlmoTrainer(GoingBackTrainer):
+    """Identical to `transformers.Trainer` except where a method of these layers says so.
 
     Args:
         evaluators: run by `evaluate`; without any, `evaluate` is Hugging Face's.
@@ -75,13 +76,16 @@ class OlmoTrainer(RestartingTrainer):
         """Identical to `Trainer` except that the run's evaluators answer, if there are any."""
         if not self.evaluators:
             return super().evaluate(*args, **kwargs)
+        self._tell_long_work("evaluation")
         with averaged_weights(self.inner_optimizer):
             metrics = run_evaluators(
-                self.evaluators,
-                self.model_wrapped,
-                device=self.args.device,
-                autocast=self.compute_loss_context_manager,
+                self.evaluators, self.model_wrapped, device=self.args.device, autocast=self._forward_in_evaluation
             )
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _forward_in_evaluation(self) -> AbstractContextManager:
+        """The context of a forward pass, as in training; the callbacks see that the evaluation gets on."""
+        self._tell_long_work("evaluation")
+        return self.compute_loss_context_manager()

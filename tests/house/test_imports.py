@@ -18,8 +18,9 @@ MAY_IMPORT["settings"] = MAY_IMPORT["args"] | {"args"}
 MAY_IMPORT["config_file"] = MAY_IMPORT["settings"] | {"settings"}
 MAY_IMPORT["report"] = MAY_IMPORT["config_file"] | {"config_file"}
 MAY_IMPORT["recipes"] = MAY_IMPORT["report"] | {"report"}
+MAY_IMPORT["replay"] = MAY_IMPORT["config_file"] | {"config_file"}
 MAY_IMPORT["launch"] = MAY_IMPORT["recipes"] | {"recipes"}
-MAY_IMPORT["cli"] = MAY_IMPORT["launch"] | {"launch", "report"}
+MAY_IMPORT["cli"] = MAY_IMPORT["launch"] | {"launch", "report", "replay"}
 MAY_IMPORT["train_hf"] = MAY_IMPORT["cli"]
 
 # The package itself offers public names of every room, each loaded when it is first used.

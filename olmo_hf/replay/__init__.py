@@ -1,0 +1,1 @@
+"""Recorded steps of a run, trained again and compared with the record."""
