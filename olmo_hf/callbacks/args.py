@@ -111,7 +111,7 @@ class HeartbeatArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilerArgs:
-    """Traces a few steps with the profiler of torch."""
+    """Traces a few steps with the profiler of torch, and with that of Python."""
 
     skip_steps: int = 6
     """Steps of this launch before the trace."""
@@ -124,6 +124,9 @@ class ProfilerArgs:
 
     stacks: bool = False
     """Whether the source lines are recorded too; slow."""
+
+    python: bool = False
+    """Whether the functions of Python are timed in the same steps (cProfile); not together with `stacks`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +188,10 @@ def callbacks_problems(args: CallbacksArgs) -> list[str]:
         problems.append(
             f"callbacks.loss_spike.min_steps is {spike.min_steps}, more than window_steps ({spike.window_steps}), "
             "so nothing would ever be a spike; lower it."
+        )
+    if args.profiler is not None and args.profiler.python and args.profiler.stacks:
+        problems.append(
+            "callbacks.profiler.python is true together with stacks, but Python has room for one of them; turn one off."
         )
     outputs = args.model_outputs
     if outputs is not None and (not outputs.steps or min(outputs.steps) < 1):

@@ -1,5 +1,8 @@
-"""Where the time of a few steps goes, operator by operator."""
+"""Where the time of a few steps goes, operator by operator and function by function."""
 
+import cProfile
+import io
+import pstats
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,15 @@ class Profiler(OlmoCallback):
     """Traces `num_steps` steps of this launch after `skip_steps` others, once, on rank 0.
 
     Leaves `profiler/step{N}.trace.json.gz` (open it in Perfetto or chrome://tracing) and `profiler/step{N}.txt`, the
-    most expensive operators. Steps are counted from the start of the launch, so a resumed run is profiled too.
+    most expensive operators; with `python` also `profiler/step{N}.python.txt`, the functions of Python that took the
+    most time. Steps are counted from the start of the launch, so a resumed run is profiled too.
     """
 
     def __init__(self, args: ProfilerArgs, *, run_dir: Path):
         self._args = args
         self._directory = run_dir / "profiler"
         self._profile: profile | None = None
+        self._python = cProfile.Profile() if args.python else None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -40,6 +45,7 @@ class Profiler(OlmoCallback):
             with_stack=self._args.stacks,
         )
         self._profile.start()
+        self._start_python()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -47,6 +53,7 @@ class Profiler(OlmoCallback):
         if self._profile is None:
             return
         self._profile.step()
+        self._start_python()
         if self._profile.step_num == self._args.skip_steps + self._args.num_steps:
             self._finish(state.global_step)
 
@@ -56,11 +63,18 @@ class Profiler(OlmoCallback):
         if self._profile is not None:
             self._finish(state.global_step)
 
+    def _start_python(self) -> None:
+        assert self._profile is not None
+        if self._python is not None and self._profile.step_num == self._args.skip_steps:
+            self._python.enable()
+
     def _finish(self, step: int) -> None:
         assert self._profile is not None
         finished, self._profile = self._profile, None
         traced = finished.step_num > self._args.skip_steps
         finished.stop()
+        if self._python is not None:
+            self._python.disable()
         if not traced:
             return
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -68,3 +82,7 @@ class Profiler(OlmoCallback):
         averages = finished.key_averages()
         by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
         (self._directory / f"step{step}.txt").write_text(averages.table(sort_by=by, row_limit=40), encoding="utf-8")
+        if self._python is not None:
+            table = io.StringIO()
+            pstats.Stats(self._python, stream=table).sort_stats("cumulative").print_stats(60)
+            (self._directory / f"step{step}.python.txt").write_text(table.getvalue(), encoding="utf-8")

@@ -28,9 +28,9 @@ def prepare_trackers(run_dir: Path) -> None:
     """Tells the trackers where they write and which run they continue; what the environment says already counts.
 
     A restarted run goes on under the same id (kept in `tracker_run_id` of the run directory), and metrics keep the
-    names they have in `metrics.jsonl`. A server of W&B that does not answer holds up the start by half a minute and the
-    end by a minute at most; what it did not get lies below the run directory, for `wandb sync`. Call it before the
-    trainer is made.
+    names they have in `metrics.jsonl`. A server of W&B that does not answer holds up the start by half a minute
+    and the end by a minute at most; what it did not get lies below the run directory, for `wandb sync`. Call it before
+    the trainer is made.
     """
     os.environ.setdefault("WANDB_DIR", str(run_dir.absolute()))
     os.environ.setdefault("WANDB_INIT_TIMEOUT", str(_INIT_SECONDS))

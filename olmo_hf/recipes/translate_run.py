@@ -6,10 +6,6 @@ from pathlib import Path
 from olmo_hf.recipes.ledger import Ledger
 
 _LAUNCHED = "sharding is chosen at launch: accelerate launch --config_file accelerate_configs/"
-_ALWAYS_FALSE = {
-    "python_profiling": "there is no Python profiler; use callbacks.profiler with stacks, or py-spy",
-    "module_outputs_save_steps": "outputs of modules cannot be recorded",
-}
 
 
 def translate_name(ledger: Ledger) -> None:
@@ -153,11 +149,14 @@ def translate_reporting(ledger: Ledger) -> None:
         ledger.settings["callbacks.profiler.num_steps"] = 3
     else:
         ledger.no_effect("torch_profiling", "off")
-    for key, remedy in _ALWAYS_FALSE.items():
-        if ledger.value(key):
-            ledger.refuse(key, remedy)
-        else:
-            ledger.no_effect(key, "off")
+    if ledger.value("python_profiling"):
+        ledger.translate("python_profiling", "callbacks.profiler.python", True, "the steps that the profiler traces")
+    else:
+        ledger.no_effect("python_profiling", "off")
+    if ledger.value("module_outputs_save_steps"):
+        ledger.keep("module_outputs_save_steps", "callbacks.model_outputs.steps")
+    else:
+        ledger.no_effect("module_outputs_save_steps", "off")
     ledger.no_effect("hf_datasets_cache_dir", "the original never reads it")
 
 
