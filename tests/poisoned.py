@@ -10,8 +10,8 @@ from olmo_hf.cli.inspect_data import open_run_data
 from olmo_hf.data.inspection import ids_of_step
 from tests import runs
 
-SPIKE = {"window_steps": 8, "min_steps": 3, "threshold": 2.0}
-"""The usual losses fall by tenths a step, towards ln 3 = 1.1; an instance of unseen tokens has one of about 7."""
+SPIKE = {"window_steps": 8, "min_steps": 3, "threshold": 1.2}
+"""The usual losses fall at every step, towards ln 3 = 1.1; an instance of unseen tokens has one of 5 to 9."""
 
 
 def write_poisoned_run(
@@ -33,7 +33,13 @@ def write_poisoned_run(
         instances: of the data.
         training: further settings of the `training` section.
     """
-    options = {"save_interval": 4, "save_interval_ephemeral": None, "max_duration": steps, **training}
+    options = {
+        "learning_rate": 0.03,
+        "save_interval": 4,
+        "save_interval_ephemeral": None,
+        "max_duration": steps,
+        **training,
+    }
     config = runs.write_run(directory, **options)
     settings = yaml.safe_load(config.read_text())
     settings["callbacks"]["loss_spike"] = {**SPIKE, "max_rollbacks": max_rollbacks}

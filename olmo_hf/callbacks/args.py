@@ -191,7 +191,7 @@ def callbacks_problems(args: CallbacksArgs) -> list[str]:
         )
     if args.profiler is not None and args.profiler.python and args.profiler.stacks:
         problems.append(
-            "callbacks.profiler.python is true together with stacks, but Python has room for one of them; turn one off."
+            "callbacks.profiler.python is true together with stacks, but Python has room for one; turn one off."
         )
     outputs = args.model_outputs
     if outputs is not None and (not outputs.steps or min(outputs.steps) < 1):

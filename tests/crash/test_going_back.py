@@ -15,8 +15,8 @@ from tests.forks import Forks
 from tests.invariants.test_split import FSDP
 from tests.poisoned import write_poisoned_run
 
-POISON = (7, 10)
-"""Batch 7 is step 7; after going back to step 4, batch 10 is step 6, since batches 5 to 7 are passed over."""
+POISON = (7, 11)
+"""Batch 7 is step 7; after going back to step 4, batch 11 is step 8, since batches 5 to 7 are passed over."""
 
 
 def events(run_dir: Path, name: str) -> list[dict]:
@@ -32,20 +32,20 @@ def went_back(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_on_record(went_back: Path) -> None:
-    assert [event["step"] for event in events(went_back, "loss_spike")] == [7, 6]
+    assert [event["step"] for event in events(went_back, "loss_spike")] == [7, 8]
     found = [(one["from_step"], one["step"], one["passed_over_batches"]) for one in events(went_back, "rollback")]
-    assert found == [(7, 4, 3), (6, 4, 2)]
+    assert found == [(7, 4, 3), (8, 4, 4)]
     assert [one["count"] for one in events(went_back, "rollback")] == [1, 2]
-    assert read_returns(went_back) == [(4, DataPosition(0, 8 * 9))], "the first no longer holds"
+    assert read_returns(went_back) == [(4, DataPosition(0, 8 * 11))], "the first no longer holds"
     assert [event["step"] for event in events(went_back, "checkpoint")] == [4, 8, 12]
-    assert runs.logged_steps(went_back) == [1, 2, 3, 4, 5, 6, 7, 5, 6, *range(5, 13)]
+    assert runs.logged_steps(went_back) == [*range(1, 8), *range(5, 9), *range(5, 13)]
 
 
 def test_the_batches_are_passed_over_and_nothing_else(went_back: Path) -> None:
     _, order = open_run_data(went_back, [], 1)
     recorded = read_data_indices(data_indices_path(went_back, 0))
     for step in range(1, 13):
-        batch = step if step <= 4 else step + 6  # batches 5 to 10 were read and passed over
+        batch = step if step <= 4 else step + 7  # batches 5 to 11 were read and passed over
         assert recorded[step] == ids_of_step(order, batch).tolist(), step
     assert main(["inspect-data", str(went_back), "--recorded"]) == 0
     assert main(["inspect-data", str(went_back), "--step", "9", "--recorded", "--ids-only"]) == 0
@@ -57,14 +57,14 @@ def test_it_is_a_restart_that_skips(went_back: Path, forks: Forks, tmp_path: Pat
     forks.run(
         config,
         f"--training.resume={went_back / 'checkpoint-4'}",
-        "--training.fast_forward_batches=6",
+        "--training.fast_forward_batches=7",
         "--name=other",
     )
     runs.same_run(went_back, tmp_path / "other" / "run", range(5, 13))
 
 
 @pytest.mark.parametrize(
-    "moment", [(5, 2), (6, 2), (5, 3), (7, 2), (10, 1)], ids=["first-step", "second-spike", "again", "later", "saved"]
+    "moment", [(5, 2), (8, 1), (5, 3), (7, 3), (10, 1)], ids=["first-step", "second-spike", "again", "later", "saved"]
 )
 def test_killed_in_the_middle_of_it(went_back: Path, forks: Forks, tmp_path: Path, moment: tuple[int, int]) -> None:
     """Killed when a step is logged for the n-th time: before and after the second going back, and after a save."""
@@ -84,7 +84,7 @@ def test_killed_in_the_middle_of_it(went_back: Path, forks: Forks, tmp_path: Pat
 def test_not_more_often_than_allowed(forks: Forks, tmp_path: Path) -> None:
     config = write_poisoned_run(tmp_path, POISON, max_rollbacks=1)
     forks.run(config)
-    assert [event["step"] for event in events(tmp_path / "run", "loss_spike")] == [7, 6]
+    assert [event["step"] for event in events(tmp_path / "run", "loss_spike")] == [7, 8]
     assert len(events(tmp_path / "run", "rollback")) == 1
     assert runs.logged_steps(tmp_path / "run") == [*range(1, 8), *range(5, 13)]
 
@@ -96,19 +96,19 @@ def test_with_nothing_to_go_back_to_it_goes_on(forks: Forks, tmp_path: Path) -> 
     assert runs.logged_steps(tmp_path / "run") == list(range(1, 13))
 
 
-@pytest.mark.parametrize("poison", [(4,), (12,)], ids=["to-the-start", "at-the-last-step"])
+@pytest.mark.parametrize("poison", [(6,), (12,)], ids=["to-the-start", "at-the-last-step"])
 def test_at_the_ends_of_a_run(forks: Forks, tmp_path: Path, poison: tuple[int, ...]) -> None:
     """Back to the checkpoint from before the first step, which holds no optimizer; and a spike at the very end."""
-    config = write_poisoned_run(tmp_path, poison, max_rollbacks=1)
+    config = write_poisoned_run(tmp_path, poison, max_rollbacks=1, save_interval=8)
     forks.run(config)
     run_dir = tmp_path / "run"
     (back,) = events(run_dir, "rollback")
-    assert (back["from_step"], back["step"]) == ((4, 0) if poison == (4,) else (12, 8))
+    assert (back["from_step"], back["step"]) == ((6, 0) if poison == (6,) else (12, 8))
     assert max(runs.losses(run_dir)) == 12
     assert (run_dir / "latest").resolve().name == "checkpoint-12"
-    if poison == (4,):
+    if poison == (6,):
         _, order = open_run_data(run_dir, [], 1)
-        assert read_data_indices(data_indices_path(run_dir, 0))[1] == ids_of_step(order, 5).tolist()
+        assert read_data_indices(data_indices_path(run_dir, 0))[1] == ids_of_step(order, 7).tolist()
         assert runs.losses(run_dir)[1][0] == pytest.approx(4.85, abs=0.2), "fresh weights: about ln 128"
 
 
@@ -130,7 +130,7 @@ def test_all_ranks_go_back_together(went_back: Path, forks: Forks, tmp_path: Pat
         assert here[step] == pytest.approx(there[step], rel=1e-5), step
     own = [read_data_indices(data_indices_path(tmp_path / "run", rank)) for rank in (0, 1)]
     _, order = open_run_data(tmp_path / "run", [], 2)
-    assert [own[rank][9] for rank in (0, 1)] == [ids_of_step(order, 15)[rank::2].tolist() for rank in (0, 1)]
+    assert [own[rank][9] for rank in (0, 1)] == [ids_of_step(order, 16)[rank::2].tolist() for rank in (0, 1)]
 
 
 def test_stopped_at_the_spike_the_next_launch_goes_back(went_back: Path, forks: Forks, tmp_path: Path) -> None:
