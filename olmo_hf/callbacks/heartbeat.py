@@ -1,6 +1,5 @@
 """Says so when a rank makes no progress: at which step, in what, in which collective, and where in the code."""
 
-import itertools
 import logging
 import sys
 import threading
@@ -35,17 +34,17 @@ def collective_of(frame: FrameType | None) -> str | None:
     The backward pass runs below Python, so that of it only `backward` is known: under DDP and FSDP gradients are
     reduced in it.
     """
-    found, frames = None, []
+    found: str | None = None
+    inside: str | None = None  # a collective whose caller outside of torch.distributed has not come yet
     while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    for inner, outer in itertools.pairwise(frames):
-        path, name = inner.f_code.co_filename.replace("\\", "/"), inner.f_code.co_name
-        place = f"called at {outer.f_code.co_filename}:{outer.f_lineno}"
-        if "/torch/distributed/" in path and name in COLLECTIVES:
-            found = f"the collective {name}, {place}"
+        path, name = frame.f_code.co_filename.replace("\\", "/"), frame.f_code.co_name
+        if "/torch/distributed/" in path:
+            inside = name if name in COLLECTIVES else inside
+        elif inside is not None:
+            found, inside = f"the collective {inside}, called at {path}:{frame.f_lineno}", None
         elif found is None and path.endswith("/torch/autograd/graph.py") and name == "_engine_run_backward":
             found = "the backward pass, in which gradients are reduced"
+        frame = frame.f_back
     return found
 
 

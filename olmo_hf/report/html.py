@@ -20,6 +20,7 @@ from olmo_hf.report.smoothing import smooth
 
 _SCRIPTS = ("numbers.js", "chart.js", "page.js")
 _MAX_HAPPENINGS = 500
+_OF_MACHINE = (("device", ""), ("threads", " threads"))
 _ROUTINE = {"start", "checkpoint", "summary"}
 _NOT_TOLD = {"step", "tokens", "time", "event", "settings", "max_steps", "environment", "position"}
 
@@ -134,6 +135,7 @@ def _launches(run: History) -> list[list[str]]:
     for launch in run.launches:
         versions = ", ".join(f"{name} {number}" for name, number in launch.get("versions", {}).items())
         where = f"{launch.get('world_size', '?')} on {launch.get('host', '?')}"
+        where += "".join(f", {launch[key]}{unit}" for key, unit in _OF_MACHINE if key in launch)
         when = str(launch.get("time", "")).replace("T", " ").replace("+00:00", " UTC")
         rows.append([when, f"{launch.get('step', 0):,}", where, versions, "\n".join(launch.get("changed", []))])
     return rows

@@ -13,9 +13,10 @@ from olmo_hf.callbacks.args import (
     callbacks_problems,
 )
 from olmo_hf.callbacks.build import build_callbacks
+from olmo_hf.callbacks.cancellation import Cancellation
 from olmo_hf.callbacks.evaluation import EvaluationSchedule
 from olmo_hf.errors import ConfigError
-from olmo_hf.training.args import TrainingArgs
+from olmo_hf.training.args import SchedulerArgs, TrainingArgs
 from olmo_hf.training.batch_plan import BatchPlan, plan_batches
 
 
@@ -90,3 +91,26 @@ def test_evaluations_at_their_interval_and_at_the_end(arguments, state, control)
         if control.should_evaluate:
             asked.append(step)
     assert asked == [4, 8, 10]
+
+
+def test_early_stopping_waits_for_a_warm_up_in_tokens(tmp_path: Path) -> None:
+    training = TrainingArgs(
+        max_duration=100,
+        global_train_batch_size=2,
+        per_device_train_batch_size=2,
+        scheduler=SchedulerArgs(units="tokens", warmup=160),
+    )
+    plan = plan_batches(training, world_size=1, sequence_length=8, num_instances=100)
+    callbacks = build_callbacks(CallbacksArgs(), run_dir=tmp_path, plan=plan, evaluates=False)
+    (cancellation,) = [callback for callback in callbacks if isinstance(callback, Cancellation)]
+    assert cancellation._early_stopping_after_steps == 10, "160 tokens at 16 a step"
+
+
+def test_rollbacks_need_every_step_logged(tmp_path: Path) -> None:
+    training = TrainingArgs(
+        max_duration=100, global_train_batch_size=2, per_device_train_batch_size=2, logging_steps="64T"
+    )
+    plan = plan_batches(training, world_size=1, sequence_length=8, num_instances=100)
+    wanted = CallbacksArgs(loss_spike=LossSpikeArgs(max_rollbacks=1))
+    with pytest.raises(ConfigError, match=r"max_rollbacks is 1, but training\.logging_steps comes to 4 steps"):
+        build_callbacks(wanted, run_dir=tmp_path, plan=plan, evaluates=False)

@@ -1,5 +1,6 @@
 """The heartbeat in real runs: it names the rank for which others wait, and is silent while something takes long."""
 
+import re
 from pathlib import Path
 
 from tests.crash.test_signals import write_evaluated_run
@@ -14,8 +15,7 @@ def test_a_rank_that_hangs_and_one_that_waits_for_it(forks: Forks, tmp_path: Pat
     assert launch.wait() == [0, 0], "it was only slow, and goes on"
     waits, hangs = ((tmp_path / "run" / "heartbeat" / f"rank{rank}.txt").read_text() for rank in (0, 1))
     assert "The last complete step is 2" in waits
-    assert "waits in the collective all_reduce, called at" in waits
-    assert "distributed.py" in waits
+    assert re.search(r"waits in the collective all_reduce, called at \S+/olmo_hf/distributed\.py:\d+", waits)
     assert "The last complete step is 2" in hangs
     assert "is in no collective: others may wait for it" in hangs
     assert "hang_a_rank.py" in hangs, "the stack says where"

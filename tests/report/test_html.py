@@ -10,7 +10,7 @@ from olmo_hf.report.charts import CHARTS, metrics_of
 from olmo_hf.report.history import Series, load_history
 from olmo_hf.report.html import render_page
 from olmo_hf.report.packing import pack_column, pack_series
-from tests.report.fake_run import make_run
+from tests.report.fake_run import START_TIME, make_run
 
 
 def data_of(page: str) -> dict:
@@ -87,3 +87,24 @@ def test_downstream_metrics_and_perplexities_find_their_charts() -> None:
     assert found["Held-out perplexity"] == ["eval/c4/Perplexity"]
     assert found["Downstream tasks"] == ["eval/downstream/piqa_len_norm"]
     assert found["Downstream tasks, loss"] == ["eval/downstream_bpb/x_bpb"]
+
+
+def test_going_back_is_marked_and_the_abandoned_steps_are_left_out(run_dir: Path) -> None:
+    event = {"step": 150, "tokens": 0, "time": START_TIME + 2 * 199.5 + 1000, "event": "rollback", "from_step": 160}
+    event |= {"passed_over_batches": 10, "count": 1, "position": {"epoch": 0, "instances": 640}}
+    with open(run_dir / "events.jsonl", "a") as file:
+        file.write(json.dumps(event) + "\n")
+    run = data_of(render_page([load_history(run_dir)]))["runs"][0]
+    (mark,) = [mark for mark in run["marks"] if mark["kind"] == "rollback"]
+    assert mark == {"step": 150, "kind": "rollback", "text": "went back from step 160"}
+    raw = run["series"]["train/CrossEntropyLoss"]["raw"]
+    assert unpack(raw["steps"]).tolist() == [*range(1, 151), 200], "151 to 199 came before it"
+    assert run["happenings"][-1][2] == "rollback: from_step 160, passed_over_batches 10, count 1"
+
+
+def test_a_launch_says_on_what_it_ran(run_dir: Path) -> None:
+    launch = {"time": "2026-11-30T01:00:00+00:00", "step": 9, "world_size": 8, "host": "b", "device": "H200"}
+    with open(run_dir / "launches.jsonl", "a") as file:
+        file.write(json.dumps({**launch, "threads": 4, "config": "a: 1"}) + "\n")
+    run = data_of(render_page([load_history(run_dir)]))["runs"][0]
+    assert run["launches"][-1][2] == "8 on b, H200, 4 threads"

@@ -12,6 +12,8 @@ from olmo_hf.report.history import History, load_history
 from olmo_hf.report.spikes import describe_spikes
 from olmo_hf.report.write import write_report
 from tests import runs
+from tests.invariants.test_split import FSDP
+from tests.poisoned import write_poisoned_run
 
 SPIKE_STEP = 9
 
@@ -47,6 +49,31 @@ def test_instances_sources_and_losses_of_a_spike(run_dir: Path) -> None:
         seen.append((said, instance))
     assert sorted(instance for _, instance in seen) == sorted(ids)
     assert [loss for loss, _ in seen] == sorted((loss for loss, _ in seen), reverse=True), "the worst first"
+
+
+@pytest.mark.slow
+def test_checkpoints_in_shards_explain_too(tmp_path: Path) -> None:
+    config, run_dir = write_poisoned_run(tmp_path, (11,)), tmp_path / "run"
+    runs.run(config, processes=2, **FSDP)
+    assert not list((run_dir / "checkpoint-8").glob("model*.safetensors"))
+    (spike,) = describe_spikes(load_history(run_dir), explain=True)
+    assert "checkpoint-8" in spike["note"]
+    assert len(spike["instances"]) == 8
+    said = [float(one["title"].split("cross-entropy ")[1].split(",")[0]) for one in spike["instances"]]
+    logged = runs.losses(run_dir)[11][0]
+    # Three steps later the model is a little surer of what it knows.
+    assert sum(said) / 8 == pytest.approx(logged, abs=2.0)
+    assert min(said) > 4
+
+
+def test_the_instances_of_a_spike_that_the_run_left_behind(tmp_path: Path) -> None:
+    config, run_dir = write_poisoned_run(tmp_path, (7,), max_rollbacks=1), tmp_path / "run"
+    runs.run(config)
+    (spike,) = describe_spikes(load_history(run_dir), explain=True)
+    assert "checkpoint-4" in spike["note"]
+    tokens = [int(token) for one in spike["instances"] for token in one["text"].split()]
+    assert len(tokens) == 8 * 16
+    assert min(tokens) >= 50, "the poison, though step 7 was trained again on other data"
 
 
 def test_without_explain_nothing_is_computed(run_dir: Path) -> None:
