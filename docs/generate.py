@@ -26,8 +26,6 @@ GUIDE = {
     "your-own-data.md": "text to token files",
     "resume-and-faults.md": "kill it, go on, and what the messages mean",
     "many-gpus-and-nodes.md": "from one process to many machines",
-    "watching-and-stopping.md": "progress, trackers, hung ranks, and every way to stop",
-    "spikes-and-the-flight-recorder.md": "the report, rollbacks before a spike, and steps trained again",
     "stages-and-soups.md": "a second stage from the end of the first, and averages of its seeds",
     "scaling-ladder.md": "small runs that foretell large ones",
     "evaluation.md": "perplexity and tasks, in the loop and afterwards",
