@@ -19,7 +19,7 @@ class TensorDifference:
     """Largest absolute difference; NaN where only one holds no number."""
 
     scale: float
-    """Largest absolute value in the first file."""
+    """Largest absolute value in the first file, of those that are numbers."""
 
     note: str = ""
     """What keeps them from being compared: shapes, or a tensor that only one file has."""
@@ -54,7 +54,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _difference(name: str, one: torch.Tensor, other: torch.Tensor | None) -> TensorDifference:
-    scale = float(one.abs().max()) if one.numel() else 0.0
+    scale = float(one.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) if one.numel() else 0.0
     if other is None:
         return TensorDifference(name, 0.0, scale, "only in the first")
     if one.shape != other.shape:

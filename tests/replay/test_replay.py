@@ -12,7 +12,9 @@ import pytest
 from olmo_hf.cli.main import main
 from olmo_hf.errors import DataError
 from olmo_hf.replay.record import read_record
+from olmo_hf.replay.rerun import quiet
 from olmo_hf.replay.way import find_way
+from olmo_hf.training.args import TrainingArgs
 from tests import runs
 from tests.forks import Forks
 from tests.poisoned import write_poisoned_run
@@ -107,6 +109,14 @@ def test_a_spike_from_which_the_run_went_back(forks: Forks, tmp_path: Path) -> N
     code, told = replay(run_dir, 7, tmp_path)
     assert (code, told["checkpoint"], told["largest_difference"]) == (0, "checkpoint-4", 0)
     assert told["steps"][-2]["found"] < spike - 2, "on the batches behind those that were passed over"
+
+
+def test_nothing_is_left_behind_or_sent_away() -> None:
+    noisy = TrainingArgs(upload_to="s3://bucket/run", report_to=("wandb",), save_interval=10, checkpoint_async=True)
+    silent = quiet(noisy, last_step=7)
+    assert (silent.upload_to, silent.report_to, silent.save_interval, silent.stop_at) == (None, (), None, 7)
+    assert not silent.checkpoint_async
+    assert not silent.save_at_start
 
 
 def test_mistakes_are_told_in_words(restarted: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
