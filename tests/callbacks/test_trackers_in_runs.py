@@ -17,7 +17,7 @@ from tests.callbacks.wandb_server import WandbServer
 
 
 def records(file: Path) -> Iterator[bytes]:
-    """What an offline run wrote: a log in the format of LevelDB (blocks of 32 KiB, pieces with 7 bytes before them)."""
+    """What an offline run wrote: a log as LevelDB has them (blocks of 32 KiB, 7 bytes before each piece)."""
     data, place, pending = file.read_bytes(), 7, b""
     while place + 7 <= len(data):
         if 32768 - place % 32768 < 7:
