@@ -1,7 +1,7 @@
 """The model card of a checkpoint: what the model is, what it read, how it was trained, how well it does."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,8 @@ def training_data(section: Any) -> str:
     lines += _paths(section.get("paths"))
     sources = section.get("sources")
     for name, source in sources.items() if isinstance(sources, Mapping) else ():
+        if not isinstance(source, Mapping):
+            continue
         amount = [f"{key} {source[key]}" for key in ("weight", "tokens", "repeat") if source.get(key) is not None]
         lines.append(f"- source `{name}`{''.join(f', {words}' for words in amount)}")
         lines += [f"  {line}" for line in _paths(source.get("paths"))]
@@ -122,7 +124,8 @@ def training_data(section: Any) -> str:
 
 
 def _paths(paths: Any) -> list[str]:
-    names = [public_path(str(path)) for path in paths or []]
+    given = [paths] if isinstance(paths, str) else paths if isinstance(paths, Sequence) else []
+    names = [public_path(str(path)) for path in given]
     lines = [f"- `{name}`" for name in names[:MOST_PATHS]]
     return lines if len(names) <= MOST_PATHS else [*lines, f"- and {len(names) - MOST_PATHS} more files"]
 
@@ -197,7 +200,9 @@ def _lineage(facts: CardFacts) -> dict[str, Any]:
     earlier, source = _earlier_run(facts.settings.get("training")), _source(facts)
     if earlier is not None:
         source = earlier
-    rows: dict[str, Any] = {"started from": "random weights" if source is None else source}
+    if source is None:
+        source = "random weights" if isinstance(facts.settings.get("model"), Mapping) else "not recorded"
+    rows: dict[str, Any] = {"started from": source}
     if facts.step is not None:
         rows["step"] = f"{facts.step:,}"
     if facts.tokens is not None:

@@ -71,7 +71,7 @@ def test_a_bare_checkpoint_of_an_own_architecture():
     assert "trust_remote_code=True" in card
     assert card.count("Not recorded.") == 2
     assert "None were recorded." in card
-    assert "| started from | random weights |" in card
+    assert "| started from | not recorded |" in card, "it may have been converted from anything"
     assert ModelCard(card).data.base_model is None
 
 
@@ -101,3 +101,15 @@ def test_sources_of_a_mix_and_the_license():
     assert "secret" not in card
     assert ModelCard(card).data.license == "apache-2.0"
     assert card.endswith("## License\n\napache-2.0\n")
+
+
+def test_where_a_run_started():
+    for model, words in (({"preset": "olmo2_1b"}, "random weights"), ({"init_from": "a/b"}, "a/b")):
+        card = write_card(CardFacts(name="n", config=tiny_config(), settings={"model": model}))
+        assert f"| started from | {words} |" in card
+
+
+def test_settings_of_another_program():
+    for data in (3, [], {"paths": 3, "sources": {"a": None}}, {"paths": "x.npy"}):
+        card = write_card(CardFacts(name="n", config=tiny_config(), settings={"data": data, "training": None}))
+        assert ("- `x.npy`" in card) == (data == {"paths": "x.npy"})
