@@ -215,7 +215,7 @@ def compare(
             found = error_of(measure(model, case, x, precision), expected)
             if path == "eager":
                 spread[name] = found
-            rows.append(judge((shape, path, precision, name), found, spread.get(name, spread["dense"])))
+            rows.append(judge((shape, path, precision, name), found, spread[name if name in spread else "dense"]))
     return rows
 
 
