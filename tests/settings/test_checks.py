@@ -63,3 +63,19 @@ def test_flash_attention_needs_half_precision():
     for name in ("bf16", "fp16"):
         half = dataclasses.replace(flash, training=dataclasses.replace(GOOD.training, **{name: True}))
         assert sentences(half) == []
+
+
+def test_schedule_free_optimizers_have_no_decay_beside_them():
+    training = dataclasses.replace(GOOD.training, optim="schedule_free_adamw")
+    (sentence,) = sentences(dataclasses.replace(GOOD, training=training))
+    assert sentence.startswith(
+        "training.scheduler.name: found 'cosine_with_warmup' with `training.optim: schedule_free"
+    )
+    training = dataclasses.replace(training, scheduler=SchedulerArgs(name="constant_with_warmup"))
+    assert sentences(dataclasses.replace(GOOD, training=training)) == []
+
+
+def test_a_learning_rate_is_not_turned_round():
+    training = dataclasses.replace(GOOD.training, learning_rate_factors={"lm_head.weight": -1.0, "*": 0.0})
+    (sentence,) = sentences(dataclasses.replace(GOOD, training=training))
+    assert sentence.startswith("training.learning_rate_factors.lm_head.weight: found -1, expected 0 or more")
