@@ -14,9 +14,10 @@ TWO_STAGE_RUNS := runs/two-stage
 SEEDS := 42 666 42069
 LAUNCH := $(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml train_hf.py
 PYTEST_ARGS ?=
+INSTANTS ?= 40
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart example-two-stage test check torture bench docs guide clean
+.PHONY: help setup quickstart example-two-stage test check slow torture bench docs guide clean
 
 help:  ## lists these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(MAKEFILE_LIST)
@@ -81,8 +82,11 @@ check: $(READY)  ## formatting, lint, types and the rules of the house
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/house
 
-torture: $(READY)  ## runs the slow tests
+slow: $(READY)  ## runs the slow tests
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+torture: $(READY)  ## kills real runs at INSTANTS random instants in every mode and writes torture.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash.torture --instants $(INSTANTS) --report torture.md
 
 bench: $(READY)  ## measures what is claimed about speed and memory
 	@for script in benchmarks/*.py; do test -e "$$script" || continue; echo "$$script"; $(BIN)/python "$$script" || exit 1; done

@@ -44,6 +44,7 @@ setup(
         "dev": [
             "pytest",
             "pytest-xdist",
+            "psutil",
             "hypothesis",
             "ruff",
             "mypy",

@@ -1,12 +1,17 @@
 """What a checkpoint costs: how long training stands still, how long a restart reads, against the machine's own limits.
 
-    python benchmarks/checkpoints.py [--size M] [--rounds 3] [--directory /some/disk]
+    python benchmarks/checkpoints.py [--size M] [--rounds 3] [--directory /some/disk] [--original-python PYTHON]
 
 One run on one machine compares, for the same bytes: a raw write with and without sync, a copy in memory and a raw
 read; this package's saving, at once and in the background; `Trainer`'s own saving, as it is and with a sync of its
-files; and reading back by both. Then the time from launch to the first step of a run that starts afresh and of one
-that goes on at 90 % of a long epoch. Ratios mean something, absolute numbers only beside each other. The best of the
-rounds counts. `--size M` is about 70 million parameters with AdamW: 840 MB each time.
+files; the original trainer's, where its Python is named; and reading back by all. A restart here is a verification of
+all files and the reading of the tensors: both together are to be compared with what the others do. Ratios mean
+something, absolute numbers only beside each other. The best of the rounds counts. `--size M` is about 70 million
+parameters with AdamW: 840 MB each time.
+
+The original needs an environment of its own, with `pip install --no-deps ai2-olmo==0.6.0 'numpy<2' torch omegaconf
+rich boto3 requests cached_path google-cloud-storage safetensors` and what these need; its Python is named by
+`--original-python`.
 """
 
 import argparse
@@ -14,18 +19,15 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
-import yaml
 from transformers import Trainer, TrainerState, TrainingArguments
 
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
@@ -36,7 +38,7 @@ from olmo_hf.training.disk import Disk
 from olmo_hf.training.rotation import Keep
 from olmo_hf.training.saving import CheckpointSaver
 from olmo_hf.training.snapshot import Snapshot
-from olmo_hf.training.state import RUN_STATE, RunState, load_run_state
+from olmo_hf.training.state import RunState
 
 ROOT = Path(__file__).parents[1]
 SIZES = {"S": (128, 4, 2_000), "M": (512, 14, 25_000)}
@@ -151,14 +153,14 @@ def saving(directory: Path, size: str, rounds: int) -> dict[str, list[float]]:
     total = 3 * 4 * sum(parameter.numel() for parameter in model.parameters())
     touch_memory(8 * total)
     data = torch.rand(total // 4)
-    raw, target = memoryview(data.numpy()).cast("B"), torch.empty_like(data)
+    raw, target = data.numpy().data.cast("B"), torch.empty_like(data)
     keep = Keep(unsharded=1)
     now = CheckpointSaver(directory / "now", keep=keep, disk=Disk())
     later = CheckpointSaver(directory / "later", keep=keep, disk=Disk(), in_background=True)
     arguments = TrainingArguments(output_dir=str(directory / "trainer"), use_cpu=True, save_total_limit=1)
     trainer = Trainer(model=model, args=arguments)
     trainer.optimizer = optimizer
-    trainer.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     found: dict[str, list[float]] = {}
 
     def note(name: str, value: float) -> None:
@@ -178,10 +180,8 @@ def saving(directory: Path, size: str, rounds: int) -> dict[str, list[float]]:
         trainer.state.global_step = turn
         trained = seconds(lambda: trainer._save_checkpoint(model, None))
         note("Trainer", trained)
-        note(
-            "Trainer with sync",
-            trained + seconds(lambda t=turn: sync_files(directory / "trainer" / f"checkpoint-{t}")),
-        )  # type: ignore[misc]
+        theirs = directory / "trainer" / f"checkpoint-{turn}"
+        note("Trainer with sync", trained + seconds(lambda path=theirs: sync_files(path)))  # type: ignore[misc]
     return found
 
 
@@ -197,7 +197,7 @@ def restoring(directory: Path, size: str, rounds: int) -> tuple[dict[str, list[f
     model, optimizer = build(size)
     trainer = Trainer(model=model, args=TrainingArguments(output_dir=str(directory / "other"), use_cpu=True))
     trainer.optimizer = optimizer
-    trainer.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
     def read_files() -> None:
         for path in sorted(ours.rglob("*.safetensors")):
@@ -227,73 +227,79 @@ def restoring(directory: Path, size: str, rounds: int) -> tuple[dict[str, list[f
     return found, memory
 
 
-def write_long_run(directory: Path, instances: int) -> Path:
-    """A tiny model on a long epoch."""
-    np.random.default_rng(0).integers(0, 100, 16 * instances, dtype=np.uint16).tofile(directory / "tokens.npy")
-    settings = {
-        "name": "launch",
-        "model": {
-            "config": {
-                "vocab_size": 128,
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "eos_token_id": 0,
-                "pad_token_id": 1,
-            }
-        },
-        "data": {"paths": [str(directory / "tokens.npy")], "token_dtype": "uint16", "sequence_length": 16},
-        "training": {
-            "output_dir": str(directory / "run"),
-            "max_duration": "1ep",
-            "global_train_batch_size": 8,
-            "stop_after": 1,
-        },
-        "callbacks": {"console": None},
-    }
-    path = directory / "run.yaml"
-    path.write_text(yaml.safe_dump(settings))
-    return path
+ORIGINAL = """
+import json, sys, time, threading, os, pathlib
+import torch, torch.distributed as dist
+from olmo.checkpoint import FullCheckpointer
+from olmo.config import ModelConfig, TrainConfig
+from olmo.model import OLMo
 
+directory, rounds, width, layers, vocabulary = sys.argv[1], *map(int, sys.argv[2:])
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29571", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+os.environ.update(LOCAL_WORLD_SIZE="1", NODE_RANK="0", FS_LOCAL_RANK="0")
+dist.init_process_group("gloo")
+config = TrainConfig(model=ModelConfig(d_model=width, n_layers=layers, n_heads=width // 64, mlp_hidden_size=8 * width,
+    vocab_size=vocabulary, embedding_size=vocabulary, weight_tying=False, include_bias=False, rope=True,
+    activation_type="swiglu", block_type="sequential", layer_norm_type="rms", init_device="cpu"), save_overwrite=True)
+model = torch.nn.parallel.DistributedDataParallel(OLMo(config.model))
+optimizer = torch.optim.AdamW(model.parameters())
+for p in model.parameters():
+    optimizer.state[p] = {"step": torch.tensor(1.0), "exp_avg": torch.rand_like(p), "exp_avg_sq": torch.rand_like(p)}
+state_bytes = sum(t.numel() * 4 for state in optimizer.state.values() for t in state.values())
+checkpointer = FullCheckpointer(config)
 
-def launch(config: Path) -> float:
-    """Seconds from launch to the end of the first step, by the record of the run."""
-    metrics = config.parent / "run" / "metrics.jsonl"
-    before = metrics.stat().st_size if metrics.is_file() else 0
+def own():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+found = {"save": [], "sync": [], "restore": [], "memory": [], "bytes": sum(p.numel() for p in model.parameters()) * 12}
+for turn in range(rounds):
+    target = pathlib.Path(directory) / f"step{turn}"
     began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "train_hf.py"), str(config)],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true"},
-        stdout=subprocess.DEVNULL,
-    )
-    while not metrics.is_file() or metrics.stat().st_size <= before:
-        if process.poll() is not None:
-            raise RuntimeError(f"the run ended with {process.returncode} before its first step")
-        time.sleep(0.005)
-    taken = time.perf_counter() - began
-    if process.wait() != 0:
-        raise RuntimeError(f"the run ended with {process.returncode}")
-    return taken
+    checkpointer.save_checkpoint(target, model, optimizer, {"step": turn})
+    saved = time.perf_counter()
+    for path in target.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+    synced = time.perf_counter()
+    optimizer.state.clear()
+    start, peak, done = own(), [0], threading.Event()
+
+    def watch():
+        while not done.wait(0.002):
+            peak[0] = max(peak[0], own() - start)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    again = time.perf_counter()
+    checkpointer.restore_checkpoint(target, model, optimizer)
+    found["restore"].append(time.perf_counter() - again)
+    done.set()
+    watcher.join()
+    found["memory"].append(peak[0] - state_bytes)
+    found["save"].append(saved - began)
+    found["sync"].append(synced - began)
+print(json.dumps(found))
+"""
 
 
-def move_to(checkpoint: Path, instances: int) -> None:
-    """Let a checkpoint say that so many instances of the epoch were read."""
-    state = load_run_state(checkpoint)
-    fields = asdict(state) | {"position": {"epoch": 0, "instances": instances}}
-    (checkpoint / RUN_STATE).write_text(json.dumps(fields))
-    manifest = commit.read_manifest(checkpoint)
-    manifest.files.update(commit.describe_files(checkpoint, [RUN_STATE]))
-    commit.write_manifest(checkpoint, manifest)
-
-
-def launching(directory: Path, instances: int) -> dict[str, list[float]]:
-    """Seconds from launch to the first step, afresh and at 90 % of the epoch."""
-    directory.mkdir()
-    config = write_long_run(directory, instances)
-    fresh = launch(config)
-    move_to((directory / "run" / "latest").resolve(), instances * 9 // 10 // 8 * 8)
-    return {"launch to first step, afresh": [fresh], "launch to first step, at 90 %": [launch(config)]}
+def original(python: str, directory: Path, size: str, rounds: int) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Seconds of the original's saving and reading back, and its largest extra memory."""
+    words = [python, "-c", ORIGINAL, str(directory), str(rounds), *map(str, SIZES[size])]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, cwd=directory)
+    if done.returncode:
+        raise SystemExit(f"{python} cannot run the original: see above")
+    found = json.loads(done.stdout.splitlines()[-1])
+    label = f"the original ({found['bytes']:,} bytes)"
+    times = {
+        label: found["save"],
+        "the original with sync": found["sync"],
+        "the original: restore": found["restore"],
+    }
+    return times, {"the original: restore": max(found["memory"])}
 
 
 def main() -> None:
@@ -301,19 +307,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", choices=SIZES, default="M")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--instances", type=int, default=1_000_000, help="instances of the long epoch")
+    parser.add_argument("--original-python", metavar="PYTHON", help="Python of an environment with ai2-olmo")
     parser.add_argument("--directory", default=None, help="where to write; default: the system's temporary directory")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as scratch:
         directory = Path(scratch)
         written = saving(directory, options.size, options.rounds)
         read, memory = restoring(directory, options.size, options.rounds)
-        launched = launching(directory / "launch", options.instances)
+        if options.original_python is not None:
+            (directory / "original").mkdir()
+            times, more = original(options.original_python, directory / "original", options.size, options.rounds)
+            written |= {name: values for name, values in times.items() if name not in more}
+            read |= {name: values for name, values in times.items() if name in more}
+            memory |= more
         total = sum(path.stat().st_size for path in commit.list_checkpoints(directory / "now")[0].rglob("*"))
     print(f"{platform.platform()}, {os.cpu_count()} cores, torch {torch.__version__}; {total:,} bytes a checkpoint\n")
     print(f"| {'what':46} | seconds | of raw write with sync | extra MB |\n|{'-' * 48}|---|---|---|")
     base = min(written["raw write with sync"])
-    for name, values in {**written, **read, **launched}.items():
+    for name, values in {**written, **read}.items():
         share = f"{min(values) / base:.2f}" if name in written else ""
         extra = f"{memory[name] / 1e6:.0f}" if name in memory else ""
         print(f"| {name:46} | {min(values):.3f} | {share} | {extra} |")

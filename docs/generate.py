@@ -46,7 +46,7 @@ TREE_START, TREE_END = "<!-- tree -->", "<!-- end of tree -->"
 # What files that cannot speak for themselves are.
 FILES = {
     "train_hf.py": None,
-    "Makefile": "setup, quickstart, example-two-stage, test, check, torture, bench, docs, guide",
+    "Makefile": "setup, quickstart, example-two-stage, test, check, slow, torture, bench, docs, guide",
     "setup.py": None,
     "constraints.txt": "the exact versions that are tested",
     "pyproject.toml": "settings of ruff, mypy and pytest",

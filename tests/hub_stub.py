@@ -9,11 +9,13 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 
 @dataclass
@@ -142,6 +144,11 @@ class _Handler(BaseHTTPRequestHandler):
                 repository.files[value["path"]] = base64.b64decode(value["content"])
             elif entry["key"] == "lfsFile":
                 repository.files[value["path"]] = self.server.blobs[value["oid"]]
+            elif entry["key"] == "deletedFile":
+                del repository.files[value["path"]]
+            elif entry["key"] == "deletedFolder":
+                start = value["path"].rstrip("/") + "/"
+                repository.files = {p: c for p, c in repository.files.items() if not p.startswith(start)}
         url = f"{self.server.url}/{name}/commit/{repository.commit}"
         self._answer({"success": True, "commitOid": repository.commit, "commitUrl": url, "hookOutput": ""})
 
@@ -154,9 +161,27 @@ class _Handler(BaseHTTPRequestHandler):
         about = {"id": name, "modelId": name, "sha": repository.commit, "private": False, "siblings": siblings}
         self._answer(about | {"tags": [], "downloads": 0, "likes": 0})
 
-    def _tree(self, _: bytes, name: str) -> None:
+    def _tree(self, _: bytes, name: str, folder: str | None) -> None:
+        """Entries of a folder; all below it when asked for recursively."""
+        start = f"{unquote(folder)}/" if folder else ""
+        files = {p: c for p, c in self.server.repositories[name].files.items() if p.startswith(start)}
+        if start and not files:
+            self._missing("EntryNotFound")
+            return
+        deep = "recursive=true" in self.path.lower()
+        entries = [_entry(p, c) for p, c in files.items() if deep or "/" not in p[len(start) :]]
+        self._answer(
+            [_folder(p) for p in sorted(_folders(files, start)) if deep or "/" not in p[len(start) :]] + entries
+        )
+
+    def _paths_info(self, body: bytes, name: str) -> None:
         files = self.server.repositories[name].files
-        self._answer([{"type": "file", "path": p, "size": len(c), "oid": _etag(c)} for p, c in files.items()])
+        if self.headers.get("Content-Type", "").startswith("application/json"):
+            asked = json.loads(body)["paths"]
+        else:
+            asked = parse_qs(body.decode())["paths"]
+        found = [_entry(p, files[p]) for p in asked if p in files]
+        self._answer(found + [_folder(p) for p in asked if p in _folders(files, "")])
 
     def _resolve(self, _: bytes, name: str, path: str) -> None:
         repository = self.server.repositories.get(name)
@@ -168,6 +193,20 @@ class _Handler(BaseHTTPRequestHandler):
             content = repository.files[path]
             headers = {"ETag": f'"{_etag(content)}"', "X-Repo-Commit": repository.commit}
             self._answer(content, 200, {**headers, "Content-Type": "application/octet-stream"})
+
+
+def _entry(path: str, content: bytes) -> dict[str, Any]:
+    return {"type": "file", "path": path, "size": len(content), "oid": _etag(content)}
+
+
+def _folder(path: str) -> dict[str, Any]:
+    return {"type": "directory", "path": path, "oid": hashlib.sha1(path.encode()).hexdigest()}
+
+
+def _folders(files: Iterable[str], start: str) -> set[str]:
+    """All folders below `start` that hold one of the files."""
+    found = {parent.as_posix() for path in files for parent in PurePosixPath(path).parents}
+    return {folder for folder in found - {"."} if folder.startswith(start)}
 
 
 def _etag(content: bytes) -> str:
@@ -187,7 +226,8 @@ _ROUTES = (
     (rf"/{_NAME}\.git/info/lfs/objects/batch", _Handler._batch),
     (r"/blobs/(\w+)", _Handler._blob),
     (rf"/api/models/{_NAME}/commit/[^/]+", _Handler._commit),
-    (rf"/api/models/{_NAME}/tree/[^/]+.*", _Handler._tree),
+    (rf"/api/models/{_NAME}/tree/[^/]+(?:/(.+))?", _Handler._tree),
+    (rf"/api/models/{_NAME}/paths-info/[^/]+", _Handler._paths_info),
     (rf"/api/models/{_NAME}(?:/revision/[^/]+)?", _Handler._information),
     (rf"/{_NAME}/resolve/[^/]+/(.+)", _Handler._resolve),
 )

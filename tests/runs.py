@@ -1,5 +1,6 @@
 """Small real runs for tests that start processes: a configuration, a process that trains, what it left behind."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import yaml
 from safetensors.torch import load_file
 
@@ -94,15 +96,26 @@ def run(config: Path, *words: str, processes: int = 1, timeout_seconds: float = 
     return text
 
 
+def family(process: subprocess.Popen) -> list[psutil.Process]:
+    """The process and all its descendants: a launcher starts its ranks in sessions of their own."""
+    parent = psutil.Process(process.pid)
+    return [parent, *parent.children(recursive=True)]
+
+
 def kill_when(process: subprocess.Popen, condition: Callable[[], bool], *, timeout_seconds: float = 120) -> None:
-    """`kill -9` the process and all its children as soon as the condition holds."""
+    """`kill -9` the process and all its descendants as soon as the condition holds, and see them gone."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline, "the moment to kill never came"
         time.sleep(0.002)
-    os.killpg(process.pid, 9)
+    members = family(process)
+    for member in members:  # the launcher first, so that it cannot start anything anew
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
     process.wait()
+    _, alive = psutil.wait_procs(members, timeout=30)
+    assert not alive, alive
 
 
 def losses(run_dir: Path) -> dict[int, tuple[float, float, float]]:

@@ -1,5 +1,6 @@
 """Writing a checkpoint and reading it back: what goes into the directory that `commit` makes whole."""
 
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from torch import nn
 
 from olmo_hf.distributed import all_agree, broadcast_object, gather_objects, is_main_process, rank, run_on_all
 from olmo_hf.errors import CheckpointError
-from olmo_hf.training import commit, rotation, tensors
+from olmo_hf.training import commit, restoring, rotation, tensors
 from olmo_hf.training.disk import Disk
+from olmo_hf.training.readers import open_reader
 from olmo_hf.training.snapshot import Contents, to_text
 from olmo_hf.training.state import load_rng_state, rng_file
 
@@ -160,18 +162,30 @@ def restore_tensors(checkpoint: Path, model: nn.Module, optimizer: torch.optim.O
     """
 
     def action() -> tensors.Table:
-        model_reader, optimizer_reader = tensors.open_reader(checkpoint)
-        tensors.restore_model(model_reader, model, source=checkpoint)
+        model_reader, optimizer_reader = open_reader(checkpoint)
+        restoring.restore_model(model_reader, model, source=checkpoint)
         if optimizer is None:
             return {}
         if optimizer_reader is None:
             raise CheckpointError(
                 f"{checkpoint}: holds no optimizer state; set training.reset_optimizer to start it afresh"
             )
-        tensors.restore_optimizer(optimizer_reader, model, optimizer, source=checkpoint)
-        return tensors.read_extra(optimizer_reader)
+        _require_same_rule(checkpoint, optimizer)
+        restoring.restore_optimizer(optimizer_reader, model, optimizer, source=checkpoint)
+        return restoring.read_extra(optimizer_reader)
 
     return run_on_all(action, lambda messages: CheckpointError("; ".join(messages)))
+
+
+def _require_same_rule(checkpoint: Path, optimizer: torch.optim.Optimizer) -> None:
+    path = checkpoint / tensors.OPTIMIZER_DESCRIPTION
+    described = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    there, here = described.get("rule"), tensors.update_rule(optimizer)
+    if there is not None and there != here:
+        raise CheckpointError(
+            f"{checkpoint}: holds the optimizer state of {there} and this launch uses {here}; go on with {there}, or "
+            "begin another run with training.resume set to this path and training.reset_optimizer"
+        )
 
 
 def restore_rng(checkpoint: Path, world_size_then: int, world_size_now: int) -> None:

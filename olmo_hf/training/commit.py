@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import xxhash
@@ -31,7 +31,10 @@ STAGING_PREFIX, REPLACED_PREFIX, TRASH_PREFIX = ".staging-", ".replaced-", ".tra
 READERS = 8
 """Threads that read a checkpoint to verify it."""
 
-CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)")
+BLOCK_BYTES = 1 << 20
+"""Read at once for a checksum: what fits into the processor's own memory is not fetched twice."""
+
+CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 
 Kind = Literal["unsharded", "sharded", "ephemeral"]
 
@@ -83,10 +86,10 @@ def sync_file(path: Path) -> None:
 
 def checksum(path: Path) -> str:
     """XXH3 (128 bit) of a file, in hexadecimal."""
-    digest = xxhash.xxh3_128()
+    digest, memory = xxhash.xxh3_128(), memoryview(bytearray(BLOCK_BYTES))
     with open(path, "rb", buffering=0) as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
+        while count := file.readinto(memory):
+            digest.update(memory[:count])
     return digest.hexdigest()
 
 
@@ -200,6 +203,8 @@ def parse_manifest(text: str, checkpoint: str) -> Manifest:
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint}: {MANIFEST} is missing or unreadable ({error})") from error
+    if stray := [name for name in manifest.files if PurePosixPath(name).is_absolute() or ".." in Path(name).parts]:
+        raise CheckpointError(f"{checkpoint}: {MANIFEST} lists {stray[0]!r}, which is not inside the checkpoint")
     if not well_formed:
         raise CheckpointError(f"{checkpoint}: {MANIFEST} does not list sizes and a step as numbers")
     if manifest.xxh3_128 and manifest.xxh3_128 != manifest.own_checksum():

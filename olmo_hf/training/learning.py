@@ -30,6 +30,8 @@ class LearningTrainer(UpdatingTrainer):
     """Identical to `UpdatingTrainer` except for how loss and learning rate are worked out and what is logged."""
 
     loss_is_scaled_for_ga = True  # compute_loss divides by the tokens of the whole global batch
+    bolt_on_start: dict[str, int] | None = None
+    """Steps and tokens at which a second warm-up began (`bolt_on_warmup`); None: there was none."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -157,14 +159,13 @@ class LearningTrainer(UpdatingTrainer):
         if self.lr_scheduler is None:
             step, tokens = self.state.global_step, self.state.num_input_tokens_seen
             tokens_per_step = self._tokens_per_step()
-            in_steps = self.args.scheduler.units == "steps"
-            max_tokens = self.args.max_tokens
+            max_tokens, bolt_on = self.args.max_tokens, self.bolt_on_start
             curve = learning_rate_curve(
                 self.args.scheduler,
                 peak_lr=self.args.learning_rate,
                 max_steps=num_training_steps,
                 max_tokens=num_training_steps * tokens_per_step if max_tokens is None else max_tokens,
-                bolt_on_start=self._bolt_on_start(step if in_steps else tokens),
+                bolt_on_start=bolt_on[self.args.scheduler.units] if bolt_on is not None else None,
                 bolt_on_length=self.args.bolt_on_warmup,
             )
             self.lr_scheduler = TokenClockLR(
@@ -172,9 +173,6 @@ class LearningTrainer(UpdatingTrainer):
             )
             self._created_lr_scheduler = True
         return self.lr_scheduler
-
-    def _bolt_on_start(self, clock: float) -> float | None:
-        return clock if self.args.bolt_on_warmup > 0 and self.args.reset_optimizer else None
 
     def _tokens_per_step(self) -> int:
         """Tokens of a global batch, by the length of the first row; the clock is corrected before every update."""

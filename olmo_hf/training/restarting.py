@@ -39,9 +39,6 @@ class RestartingTrainer(LearningTrainer):
     saver: CheckpointSaver | None = None
     """Made when training starts."""
 
-    bolt_on_start: dict[str, int] | None = None
-    """Steps and tokens at which a second warm-up began."""
-
     first_position: DataPosition | None = None
     """Where the data go on after a restart, if not where the checkpoint says."""
 
@@ -120,7 +117,9 @@ class RestartingTrainer(LearningTrainer):
         checkpoint: Path | None = None
         self.resumed_from, self.data_start_step = None, 0
         if resume_from_checkpoint is True:
-            checkpoint, _ = commit.newest_whole(self.run_dir)
+            checkpoint, passed_over = commit.newest_whole(self.run_dir)
+            for reason in passed_over:
+                logger.warning("passed over: %s", reason)
             if checkpoint is None:
                 raise CheckpointError(f"{self.run_dir}: no whole checkpoint to resume from")
         elif resume_from_checkpoint:
@@ -217,11 +216,6 @@ class RestartingTrainer(LearningTrainer):
         elif self.resumed_from is not None and not self.args.reset_trainer_state:
             self.bolt_on_start = self.resumed_from.bolt_on_start
         return super().create_scheduler(num_training_steps, optimizer)
-
-    def _bolt_on_start(self, clock: float) -> float | None:
-        if self.args.bolt_on_warmup == 0 or self.bolt_on_start is None or self.args.scheduler is None:
-            return None
-        return self.bolt_on_start[self.args.scheduler.units]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Identical to `Trainer` except that nothing happens yet: weights come with the optimizer, once sharded."""

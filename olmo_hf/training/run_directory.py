@@ -27,7 +27,7 @@ from olmo_hf.training import commit
 from olmo_hf.training.disk import Disk, find_disk
 from olmo_hf.training.rotation import clean_leftovers
 from olmo_hf.training.state import RunState, compare_identity, load_run_state
-from olmo_hf.training.upload import DOWNLOADED, fetch, fetch_source, is_remote, newest_copy
+from olmo_hf.training.upload import DOWNLOADED, fetch_source, fetch_unless_damaged, is_remote, newest_copy
 
 logger = logging.getLogger(__name__)
 
@@ -186,14 +186,29 @@ def _newest_own(directory: Path, disk: Disk, *, writable: bool, upload_to: str |
 
 
 def _fetch_newer(directory: Path, disk: Disk, step: int | None, upload_to: str | None) -> Path | None:
+    """Bring the newest whole copy here, if it is newer than `step`; damaged ones are named and passed over."""
     if upload_to is None:
         return None
-    elsewhere = broadcast_object(_on_all(lambda: newest_copy(upload_to) if is_main_process() else None))
-    if elsewhere is None or (step is not None and step >= elsewhere):
-        return None
-    logger.info("fetching checkpoint-%d from %s", elsewhere, upload_to)
-    _on_all(lambda: fetch(upload_to, elsewhere, directory) if disk.is_writer else None)
-    return commit.checkpoint_path(directory, elsewhere)
+    elsewhere: int | None = None
+
+    def look() -> int | None:
+        return newest_copy(upload_to, before_step=elsewhere) if is_main_process() else None
+
+    def bring() -> str:
+        return (
+            fetch_unless_damaged(upload_to, elsewhere, directory) if disk.is_writer and elsewhere is not None else ""
+        )
+
+    damages: list[str] = []
+    while (elsewhere := broadcast_object(_on_all(look))) is not None and (step is None or elsewhere > step):
+        logger.info("fetching checkpoint-%d from %s", elsewhere, upload_to)
+        damages = [damage for damage in gather_objects(_on_all(bring)) if damage]
+        if not damages:
+            return commit.checkpoint_path(directory, elsewhere)
+        logger.warning("passed over: %s", damages[0])
+    if damages and step is None:
+        raise CheckpointError(f"{upload_to}: none of the copies there is whole ({damages[0]})")
+    return None
 
 
 def _foreign(directory: Path, disk: Disk, resume: str) -> Path | None:
@@ -221,9 +236,13 @@ def _named(resume: str) -> Path:
             f"training.resume is {resume!r}: no such directory; expected auto, never, a checkpoint or its address"
         )
     if not (source / commit.MANIFEST).is_file() and commit.list_checkpoints(source):
-        found, _ = commit.newest_whole(source)
+        found, passed_over = commit.newest_whole(source)
+        for reason in passed_over:
+            logger.warning("passed over: %s", reason)
         if found is None:
-            raise CheckpointError(f"training.resume is {resume!r}: none of the checkpoints there is whole")
+            raise CheckpointError(
+                f"training.resume is {resume!r}: none of the checkpoints there is whole and has an optimizer"
+            )
         return found.resolve()
     commit.verify(source)
     return source.resolve()

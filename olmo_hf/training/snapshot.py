@@ -19,7 +19,7 @@ from olmo_hf.training.commit import Kind
 from olmo_hf.training.parameter_groups import parameter_name
 from olmo_hf.training.state import RUN_STATE, RunState, random_states, rng_file
 
-TRAINER_STATE, OPTIMIZER_DESCRIPTION = "trainer_state.json", "optimizer.json"
+TRAINER_STATE = "trainer_state.json"
 
 
 @dataclass(kw_only=True)
@@ -193,7 +193,7 @@ def _small_files(snapshot: Snapshot, *, is_writer: bool) -> dict[str, Any]:
     if is_writer:
         files[RUN_STATE] = dataclasses.asdict(snapshot.run_state)
         files[TRAINER_STATE] = plain(dataclasses.asdict(snapshot.trainer_state))
-        files[OPTIMIZER_DESCRIPTION] = tensors.describe_optimizer(snapshot.optimizer)
+        files[tensors.OPTIMIZER_DESCRIPTION] = tensors.describe_optimizer(snapshot.optimizer)
     return files
 
 

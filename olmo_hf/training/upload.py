@@ -55,7 +55,11 @@ class Storage:
         """Steps whose checkpoints have a manifest, newest first."""
         self.filesystem.invalidate_cache()
         found = []
-        for path in self.filesystem.glob(self.path("checkpoint-*", commit.MANIFEST)):
+        try:
+            manifests = self.filesystem.glob(self.path("checkpoint-*", commit.MANIFEST))
+        except FileNotFoundError:  # said by the Hub's client where others have an empty list
+            return []
+        for path in manifests:
             match = commit.CHECKPOINT_NAME.fullmatch(PurePosixPath(path).parent.name)
             if match:
                 found.append(int(match[1]))
@@ -215,10 +219,17 @@ def _remote_manifest(storage: Storage, step: int) -> commit.Manifest:
     return commit.parse_manifest(text.decode("utf-8"), f"{storage.url}/checkpoint-{step}")
 
 
-def newest_copy(url: str) -> int | None:
-    """Step of the newest copy that a run can go on from; None when there is none."""
+def newest_copy(url: str, *, before_step: int | None = None) -> int | None:
+    """Step of the newest copy that a run can go on from; None when there is none.
+
+    Args:
+        url: the directory in which the copies lie.
+        before_step: only copies of earlier steps.
+    """
     storage = Storage(url)
     for step in patiently(storage.steps, f"listing {url}"):
+        if before_step is not None and step >= before_step:
+            continue
         try:
             if patiently(lambda step=step: _remote_manifest(storage, step), f"reading {url}").optimizer:  # type: ignore[misc]
                 return step
@@ -233,6 +244,17 @@ def fetch(url: str, step: int, run_dir: Path) -> Path:
     Raises:
         CheckpointError: it cannot be read, or what arrived is not what was put.
     """
+    if damage := fetch_unless_damaged(url, step, run_dir):
+        raise CheckpointError(damage)
+    return commit.checkpoint_path(run_dir, step)
+
+
+def fetch_unless_damaged(url: str, step: int, run_dir: Path) -> str:
+    """As `fetch`, but what is wrong with a copy is told, and "" when nothing is.
+
+    Raises:
+        CheckpointError: it cannot be reached, which says nothing about the copy.
+    """
     storage, name = Storage(url), f"checkpoint-{step}"
     manifest = patiently(lambda: _remote_manifest(storage, step), f"reading {url}/{name}")
     staging, final = commit.staging_path(run_dir, step), commit.checkpoint_path(run_dir, step)
@@ -241,16 +263,31 @@ def fetch(url: str, step: int, run_dir: Path) -> Path:
         target = staging / file
         target.parent.mkdir(parents=True, exist_ok=True)
         source = storage.path(name, *PurePosixPath(file).parts)
-        _get(storage.filesystem, source, target)
+        if not _get(storage.filesystem, source, target):
+            commit.remove_tree(staging)
+            return f"{url}/{name}: {file} is missing"
     commit.describe_files(staging, list(manifest.files))  # on disk before it counts
     commit.write_manifest(staging, manifest)
-    commit.verify(staging)
+    try:
+        commit.verify(staging)
+    except CheckpointError as error:
+        commit.remove_tree(staging)
+        return f"{url}/{name}, as fetched to {error}"
     commit.commit(staging, final, manifest)
-    return final
+    return ""
 
 
-def _get(filesystem: Any, source: str, target: Path) -> None:
-    patiently(lambda: filesystem.get_file(source, str(target)), f"fetching {source}")
+def _get(filesystem: Any, source: str, target: Path) -> bool:
+    """Read a file from the storage; False when it is not there."""
+
+    def get() -> bool:
+        try:
+            filesystem.get_file(source, str(target))
+        except FileNotFoundError:
+            return False
+        return True
+
+    return patiently(get, f"fetching {source}")
 
 
 def fetch_source(url: str, run_dir: Path) -> Path:
@@ -261,7 +298,13 @@ def fetch_source(url: str, run_dir: Path) -> Path:
     """
     parent, _, last = url.rstrip("/").rpartition("/")
     match = commit.CHECKPOINT_NAME.fullmatch(last)
-    base, step = (parent, int(match[1])) if match else (url, newest_copy(url))
-    if step is None:
-        raise CheckpointError(f"training.resume is {url!r}: no checkpoint is there")
-    return fetch(base, step, run_dir / DOWNLOADED)
+    if match:
+        return fetch(parent, int(match[1]), run_dir / DOWNLOADED)
+    damage, step = "", newest_copy(url)
+    while step is not None:
+        damage = fetch_unless_damaged(url, step, run_dir / DOWNLOADED)
+        if not damage:
+            return commit.checkpoint_path(run_dir / DOWNLOADED, step)
+        logger.warning("passed over: %s", damage)
+        step = newest_copy(url, before_step=step)
+    raise CheckpointError(f"training.resume is {url!r}: no {'whole ' if damage else ''}checkpoint is there")

@@ -1,7 +1,9 @@
 """A disk that is full or read-only: a sentence, a non-zero exit code, and nothing that existed is harmed."""
 
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -92,3 +94,50 @@ def test_a_disk_that_fills_up_costs_nothing(
     undisturbed = runs.write_run(tmp_path / "undisturbed")
     runs.run(undisturbed)
     runs.same_run(disk / "run", tmp_path / "undisturbed" / "run")
+
+
+@pytest.fixture
+def read_only() -> Iterator[Callable[[Path], None]]:
+    """Makes a directory read-only for root too, under the feet of whoever works there."""
+    mounted: list[Path] = []
+
+    def make(path: Path) -> None:
+        subprocess.run(["mount", "--bind", str(path), str(path)], check=True)
+        mounted.append(path)
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(path)], check=True)
+
+    yield make
+    for path in mounted:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_directory_made_read_only_costs_nothing(
+    tmp_path: Path, small_disk: Mount, read_only: Callable[[Path], None]
+) -> None:
+    """While the run trains, between two saves; as file systems do by themselves when the disk under them fails."""
+    run_dir = small_disk(4000) / "run"
+    config = runs.write_run(tmp_path, output_dir=str(run_dir), save_interval_ephemeral=None)
+    process = runs.start(config)
+    deadline = time.monotonic() + 120
+    while not (run_dir / "checkpoint-6").is_dir():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.send_signal(signal.SIGSTOP)
+    read_only(run_dir)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(timeout=120) == 2
+    text = (tmp_path / "log.txt").read_text(errors="replace")
+    assert "cannot write" in text
+    assert "Read-only file system" in text
+    assert "Older checkpoints are untouched" in text
+    assert "Traceback" not in text
+    commit.verify(run_dir / "checkpoint-6")
+    text = fails(config)
+    assert "cannot write here" in text
+    subprocess.run(["umount", "--lazy", str(run_dir)], check=True)
+    subprocess.run(["mount", "--bind", str(run_dir), str(run_dir)], check=True)  # for the fixture to take away
+    runs.run(config)
+    undisturbed = runs.write_run(tmp_path / "undisturbed")
+    runs.run(undisturbed)
+    runs.same_run(run_dir, tmp_path / "undisturbed" / "run")

@@ -46,6 +46,21 @@ def stopped(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def sharded(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two ranks with shares of the model, killed after it wrote step 8; all its checkpoints are in shards."""
+    directory = tmp_path_factory.mktemp("sharded")
+    config = runs.write_run(directory, output_dir="run")
+    words = (f"--training.output_dir={directory}/run", "--training.save_interval=2")
+    launch = forks.start(config, *words, ranks=2, **MODES["fsdp2"].env)
+    launch.until(lambda: (directory / "run" / "checkpoint-8").is_dir())
+    launch.signal(signal.SIGSTOP)
+    launch.kill()
+    for step in (10, 12):
+        shutil.rmtree(directory / "run" / f"checkpoint-{step}", ignore_errors=True)
+    return directory
+
+
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_named_and_passed_over(
     undisturbed: Undisturbed, forks: Forks, stopped: Path, tmp_path: Path, name: str
@@ -76,6 +91,50 @@ def test_a_stale_link_and_times_set_back_change_nothing(
     runs.same_run(run_dir, undisturbed["one"])
     assert [path.name for path in commit.list_checkpoints(run_dir)] == ["checkpoint-12"]
     assert (run_dir / "latest").resolve().name == "checkpoint-12"
+
+
+def test_a_clock_set_back_changes_nothing(
+    undisturbed: Undisturbed, forks: Forks, stopped: Path, tmp_path: Path
+) -> None:
+    """The machine's clock is set back by twenty years before the second launch, and goes back further during it."""
+    shutil.copytree(stopped, tmp_path, symlinks=True, dirs_exist_ok=True)
+    run_dir, words = tmp_path / "run", (f"--training.output_dir={tmp_path}/run", "--training.keep_unsharded=2")
+    launch = forks.start(tmp_path / "run.yaml", *words, prepare="tests.crash.clock_set_back")
+    assert launch.wait() == [0]
+    runs.same_run(run_dir, undisturbed["one"])
+    assert [path.name for path in commit.list_checkpoints(run_dir)] == ["checkpoint-12", "checkpoint-8"]
+    older, newer = (commit.verify(run_dir / f"checkpoint-{step}").created for step in (8, 12))
+    assert newer < older, "the clock was set back"
+    assert (run_dir / "latest").resolve().name == "checkpoint-12"
+    before = {path: path.read_bytes() for path in run_dir.glob("checkpoint-*/*")}
+    forks.run(tmp_path / "run.yaml", *words)
+    assert {path: path.read_bytes() for path in run_dir.glob("checkpoint-*/*")} == before
+
+
+@pytest.mark.parametrize(
+    "lost", ["sharded/__1_0.distcp", "sharded/.metadata", "rng_state_1.json"], ids=["tensors", "index", "random-state"]
+)
+def test_a_missing_file_of_one_rank_is_named(
+    forks: Forks, undisturbed: Undisturbed, sharded: Path, tmp_path: Path, lost: str
+) -> None:
+    shutil.copytree(sharded, tmp_path, symlinks=True, dirs_exist_ok=True)
+    run_dir = tmp_path / "run"
+    (run_dir / "checkpoint-8" / lost).unlink()
+    words = (f"--training.output_dir={run_dir}", "--training.save_interval=6")
+    text = forks.run(tmp_path / "run.yaml", *words, ranks=2, **MODES["fsdp2"].env)
+    assert f"checkpoint-8: {lost} is missing" in text
+    assert f"from {run_dir}/checkpoint-6 (step 6)" in text
+    runs.same_run(run_dir, undisturbed["fsdp2"])
+
+
+def test_the_first_checkpoint_is_read_back_before_the_first_step(forks: Forks, tmp_path: Path) -> None:
+    config, run_dir = runs.write_run(tmp_path), tmp_path / "run"
+    launch = forks.start(config, prepare="tests.crash.spoil_first_save", RUN_DIR=str(run_dir))
+    assert launch.wait() == [2]
+    text = (tmp_path / "log.txt").read_text()
+    assert "model.safetensors is damaged" in text
+    assert "Traceback" not in text
+    assert runs.logged_steps(run_dir) == []
 
 
 def test_nothing_whole_is_no_reason_to_start_afresh(forks: Forks, stopped: Path, tmp_path: Path) -> None:

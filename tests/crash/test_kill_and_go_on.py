@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from olmo_hf.training import commit
@@ -23,6 +24,23 @@ def test_killed_between_saves_from_the_command_line(undisturbed: Undisturbed, tm
     text = runs.run(config)
     assert "starts" in text
     runs.same_run(tmp_path / "run", undisturbed["one"])
+
+
+def test_killed_under_torchrun(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    """The launcher and its ranks are killed together; the same command goes on."""
+    config, run_dir = runs.write_run(tmp_path), tmp_path / "run"
+    process = runs.start(config, processes=2)
+    family: list[psutil.Process] = []
+
+    def third_step() -> bool:
+        family[:] = runs.family(process)
+        return 3 in runs.logged_steps(run_dir)
+
+    runs.kill_when(process, third_step)
+    assert len(family) >= 3, "the launcher and two ranks"
+    assert not [member for member in family if member.is_running()]
+    runs.run(config, processes=2)
+    runs.same_run(run_dir, undisturbed["ddp"])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Kills real runs at random instants, over and over, and compares what they become with a run never killed.
 
-python -m tests.crash.torture --mode ddp --instants 40
+python -m tests.crash.torture [--mode ddp] [--instants 40] [--report torture.md]
 
 An instant is a random time after the launch, drawn over the length of a whole launch: it falls into start-up, restart,
 training, saving and the end. With several ranks one of them is killed, or all at once. Every run is started again
@@ -9,6 +9,8 @@ undisturbed run, to the last bit.
 """
 
 import argparse
+import itertools
+import platform
 import random
 import shutil
 import sys
@@ -16,6 +18,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from olmo_hf.training import commit
 from tests import runs
@@ -37,20 +41,24 @@ class Figures:
     in_save: int = 0
     """Kills that left a half-written checkpoint behind."""
 
-    launches: int = 0
+    restarts: int = 0
+    """Launches that took up a run that had been killed."""
+
     runs: int = 0
     mismatches: int = 0
+    """Runs whose losses or weights were not those of the undisturbed run."""
+
     seconds: float = 0.0
 
     def row(self) -> str:
         """A line of the table."""
         return (
-            f"| {self.mode} | {self.instants} | {self.in_save} | {self.launches} | {self.runs} | {self.mismatches} | "
+            f"| {self.mode} | {self.instants} | {self.in_save} | {self.restarts} | {self.runs} | {self.mismatches} | "
             f"{self.seconds:.0f} |"
         )
 
 
-HEADER = "| mode | kills | inside a save | launches | runs | mismatches | seconds |\n|---|---|---|---|---|---|---|"
+HEADER = "| mode | kills | inside a save | restarts | runs | mismatches | seconds |\n|---|---|---|---|---|---|---|"
 
 
 def torture(mode: str, *, instants: int, directory: Path, forks: Forks, seed: int = 0) -> Figures:
@@ -74,9 +82,9 @@ def torture(mode: str, *, instants: int, directory: Path, forks: Forks, seed: in
     while figures.instants < instants:
         config = runs.write_run(directory / f"run-{figures.runs}", **{**SETTINGS, **way.training})
         figures.runs += 1
-        while True:
+        for launches in itertools.count():
             launch = forks.start(config, ranks=way.ranks, **way.env)
-            figures.launches += 1
+            figures.restarts += launches > 0
             killed = figures.instants < instants and _kill_at_random(launch, draw, launch_seconds)
             figures.instants += killed
             figures.in_save += killed and bool(list((config.parent / "run").glob(".staging-checkpoint-*")))
@@ -113,13 +121,15 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def main(words: list[str]) -> int:
-    """Print the table; 1 when anything differed."""
+    """Print the table, and write it where it was asked for; 1 when anything differed."""
     parser = argparse.ArgumentParser(prog="torture", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mode", choices=[*MODES, "all"], default="all")
     parser.add_argument("--instants", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report", type=Path, help="file for the table; it grows as modes are done")
     options = parser.parse_args(words)
-    print(HEADER, flush=True)
+    lines = [f"torch {torch.__version__}, {platform.platform()}, seed {options.seed}", "", *HEADER.splitlines()]
+    print("\n".join(lines), flush=True)
     mismatches = 0
     with tempfile.TemporaryDirectory() as scratch:
         forks = Forks(Path(scratch))
@@ -127,7 +137,10 @@ def main(words: list[str]) -> int:
             directory = Path(scratch) / mode
             figures = torture(mode, instants=options.instants, directory=directory, forks=forks, seed=options.seed)
             mismatches += figures.mismatches
-            print(figures.row(), flush=True)
+            lines.append(figures.row())
+            print(lines[-1], flush=True)
+            if options.report is not None:
+                options.report.write_text("\n".join(lines) + "\n", encoding="utf-8")
         forks.close()
     return int(mismatches > 0)
 

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from olmo_hf.model.conversion.convert import open_checkpoint
 from olmo_hf.training import commit
+from olmo_hf.training.readers import ShardedReader
 from olmo_hf.training.state import load_run_state
-from olmo_hf.training.tensors import ShardedReader
 from tests import runs
 from tests.invariants.test_restart import final, read, run_twice
 from tests.invariants.test_split import FSDP

@@ -1,5 +1,6 @@
 """Who may use a run directory, and what it continues from."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,48 @@ def test_what_changed_is_said_by_key(tmp_path: Path) -> None:
     assert changed_settings(tmp_path, "name: mine\ntraining:\n  learning_rate: 0.2\n  bf16: true\n") == [
         "training.learning_rate was 0.1 and is now 0.2"
     ]
+
+
+def test_damage_below_a_path_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = tmp_path / "other"
+    whole, damaged = make(other, 50), make(other, 60)
+    (damaged / RUN_STATE).write_text("damaged")
+    with open_run(tmp_path / "run", resume=str(other), name="mine") as opened:
+        assert opened.checkpoint == whole
+    assert f"passed over: {damaged}: {RUN_STATE} has 7 bytes" in caplog.text
+    (whole / RUN_STATE).unlink()
+    with (
+        pytest.raises(CheckpointError, match="none of the checkpoints there is whole"),
+        open_run(tmp_path / "again", resume=str(other), name="mine"),
+    ):
+        pass
+
+
+def test_damaged_copies_are_passed_over_for_what_is_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The newest that is whole counts, wherever it lies; with nothing whole anywhere nothing starts afresh."""
+    url, run_dir, empty = f"file://{tmp_path}/store", tmp_path / "run", tmp_path / "empty"
+    for step in (2, 4, 6):
+        shutil.copytree(make(tmp_path / "written", step), tmp_path / "store" / f"checkpoint-{step}")
+    (tmp_path / "store" / "checkpoint-6" / RUN_STATE).write_text("damaged")
+    make(run_dir, 2)
+    with open_run(run_dir, resume="auto", name="mine", upload_to=url) as opened:
+        assert opened.state.step == 4
+    assert "passed over" in caplog.text
+    assert "checkpoint-6" in caplog.text
+    for step in (2, 4):
+        (tmp_path / "store" / f"checkpoint-{step}" / RUN_STATE).write_text("damaged")
+    with open_run(run_dir, resume="auto", name="mine", upload_to=url) as opened:
+        assert opened.state.step == 4, "it is here by now"
+    with (
+        pytest.raises(CheckpointError, match="none of the copies there is whole"),
+        open_run(empty, resume="auto", name="mine", upload_to=url),
+    ):
+        pass
+    assert commit.list_checkpoints(empty) == []
+
+
+def test_numbers_with_leading_zeros_are_nobodys_checkpoints(tmp_path: Path) -> None:
+    shutil.copytree(make(tmp_path, 2), tmp_path / "checkpoint-0099")
+    settings(tmp_path)
+    with open_run(tmp_path, resume="auto", name="mine") as opened:
+        assert opened.state.step == 2

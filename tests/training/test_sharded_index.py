@@ -8,7 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from olmo_hf.errors import CheckpointError
-from olmo_hf.training.tensors import ShardedReader
+from olmo_hf.training.readers import ShardedReader
 
 
 class Poison:

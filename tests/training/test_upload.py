@@ -132,6 +132,36 @@ def test_a_copy_cut_off_or_changed_is_not_taken(tmp_path: Path) -> None:
     assert commit.list_checkpoints(tmp_path / "other") == []
 
 
+def test_damaged_copies_are_passed_over_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"file://{tmp_path}/bucket"
+    send(url, *(make(tmp_path / "run", step) for step in (2, 4, 6)))
+    (tmp_path / "bucket" / "checkpoint-6" / "model.safetensors").write_bytes(b"x" * 5000)
+    (tmp_path / "bucket" / "checkpoint-4" / "model.safetensors").unlink()
+    assert fetch_source(url, tmp_path / "new").name == "checkpoint-2"
+    assert "model.safetensors is damaged" in caplog.text
+    assert "checkpoint-4: model.safetensors is missing" in caplog.text
+    assert not list((tmp_path / "new" / upload.DOWNLOADED).glob(".staging*"))
+    (tmp_path / "bucket" / "checkpoint-2" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="no whole checkpoint is there"):
+        fetch_source(url, tmp_path / "newer")
+
+
+def test_a_manifest_cannot_write_elsewhere(tmp_path: Path) -> None:
+    """Whoever may write to the storage may not write to the machine that reads it."""
+    url = f"file://{tmp_path}/bucket"
+    checkpoint = make(tmp_path / "run", 2)
+    send(url, checkpoint)
+    manifest = commit.read_manifest(checkpoint)
+    manifest.files["../../victim"] = manifest.files["model.safetensors"]
+    commit.write_manifest(tmp_path / "bucket" / "checkpoint-2", manifest)
+    (tmp_path / "victim").write_bytes(b"mine")
+    with pytest.raises(CheckpointError, match=r"lists '\.\./\.\./victim', which is not inside the checkpoint"):
+        fetch(url, 2, tmp_path / "new" / "run")
+    assert newest_copy(url) is None
+    assert (tmp_path / "victim").read_bytes() == b"mine"
+    assert not (tmp_path / "new" / "victim").exists()
+
+
 def test_a_run_may_start_from_an_address(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/bucket"
     send(url, make(tmp_path / "run", 2), make(tmp_path / "run", 4))
