@@ -106,7 +106,8 @@ def _require_complete_state(
     """Parameters of one group with as many dimensions are treated alike, so they have the same keys."""
     kinds: dict[tuple[int, int], set[str]] = {}
     for name, parameter, group in _named_parameters_of(model, optimizer):
-        kinds.setdefault((id(group), parameter.dim()), set()).update(keys[name])
+        known = {"step", *OF_THE_PARAMETERS_SHAPE} & set(keys[name])  # others, of 8-bit states, depend on the size
+        kinds.setdefault((id(group), parameter.dim()), set()).update(known)
     for name, parameter, group in _named_parameters_of(model, optimizer):
         if not keys[name]:
             raise CheckpointError(
