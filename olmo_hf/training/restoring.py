@@ -139,7 +139,8 @@ def _named_parameters_of(
 def _like(parameter: nn.Parameter, shape: torch.Size, dtype: torch.dtype, *, on_device: bool) -> torch.Tensor:
     if shape == parameter.shape and shape != torch.Size():
         target = torch.empty_like(parameter, dtype=dtype, requires_grad=False)  # filled before anyone reads it
-        _ends(target).fill_(float("nan"))
+        if dtype.is_floating_point:
+            _ends(target).fill_(float("nan"))
         return target
     return torch.zeros(shape, dtype=dtype, device=parameter.device if on_device else "cpu")
 
