@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import pytest
 
 from olmo_hf.training import commit
 from tests import runs
+from tests.crash.conftest import Undisturbed
+from tests.forks import Forks
 
 Mount = Callable[[int], Path]
 
@@ -112,32 +113,26 @@ def read_only() -> Iterator[Callable[[Path], None]]:
 
 
 def test_a_directory_made_read_only_costs_nothing(
-    tmp_path: Path, small_disk: Mount, read_only: Callable[[Path], None]
+    undisturbed: Undisturbed, forks: Forks, tmp_path: Path, small_disk: Mount, read_only: Callable[[Path], None]
 ) -> None:
     """While the run trains, between two saves; as file systems do by themselves when the disk under them fails."""
     run_dir = small_disk(4000) / "run"
     config = runs.write_run(tmp_path, output_dir=str(run_dir), save_interval_ephemeral=None)
-    process = runs.start(config)
-    deadline = time.monotonic() + 120
-    while not (run_dir / "checkpoint-6").is_dir():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    process.send_signal(signal.SIGSTOP)
+    launch = forks.start(config)
+    launch.until(lambda: (run_dir / "checkpoint-6").is_dir())
+    launch.signal(signal.SIGSTOP)
     read_only(run_dir)
-    process.send_signal(signal.SIGCONT)
-    assert process.wait(timeout=120) == 2
+    launch.signal(signal.SIGCONT)
+    assert launch.wait() == [2]
     text = (tmp_path / "log.txt").read_text(errors="replace")
     assert "cannot write" in text
     assert "Read-only file system" in text
     assert "Older checkpoints are untouched" in text
-    assert "Traceback" not in text
     commit.verify(run_dir / "checkpoint-6")
-    text = fails(config)
+    assert forks.start(config).wait() == [2]
+    text = (tmp_path / "log.txt").read_text(errors="replace")
     assert "cannot write here" in text
-    subprocess.run(["umount", "--lazy", str(run_dir)], check=True)
-    subprocess.run(["mount", "--bind", str(run_dir), str(run_dir)], check=True)  # for the fixture to take away
-    runs.run(config)
-    undisturbed = runs.write_run(tmp_path / "undisturbed")
-    runs.run(undisturbed)
-    runs.same_run(run_dir, tmp_path / "undisturbed" / "run")
+    assert "Traceback" not in text
+    subprocess.run(["mount", "-o", "remount,bind,rw", str(run_dir)], check=True)
+    forks.run(config)
+    runs.same_run(run_dir, undisturbed["one"])
