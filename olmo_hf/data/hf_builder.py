@@ -95,6 +95,10 @@ class OlmoMemmap(datasets.ArrowBasedBuilder):
         downloaded = {
             split: list(map(str, paths)) for split, paths in dl_manager.download(self.config.data_files).items()
         }
+        for name in ("sequence_length", "instances_per_shard"):
+            value = getattr(self.config, name)
+            if value is not None and value < 1:
+                raise DataError(f"{name}: found {value}, expected 1 or more")
         masks = self._label_masks(downloaded)
         splits = []
         for split, paths in downloaded.items():
@@ -109,6 +113,11 @@ class OlmoMemmap(datasets.ArrowBasedBuilder):
                     shards["masks"].append(mask)
                     shards["first_instances"].append(first)
                     shards["last_instances"].append(min(first + step, num_instances))
+            if not shards["files"]:
+                raise DataError(
+                    f"data_files: the files of {split!r} hold no instance of {self.config.sequence_length:,} tokens; "
+                    "lower sequence_length or name others"
+                )
             splits.append(datasets.SplitGenerator(name=split, gen_kwargs=shards))
         return splits
 

@@ -77,6 +77,8 @@ class MemMapDataset(Dataset):
         instance_stride_tokens: int | None = None,
         known: Mapping[str, TokenFile] | None = None,
     ):
+        if sequence_length < 1:
+            raise DataError(f"sequence_length: found {sequence_length}, expected 1 or more")
         if generate_doc_lens and eos_token_id is None:
             raise DataError("document lengths need the end-of-text id, and the tokenizer gives none")
         if generate_attention_mask and pad_token_id is None:

@@ -92,6 +92,18 @@ def test_numpy_header_and_missing_type(tmp_path: Path) -> None:
         load([str(tmp_path / "h.npy")], token_dtype=None, streaming=True)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_what_gives_no_instance_is_named(files: list[str], tmp_path: Path, streaming: bool) -> None:
+    np.arange(S - 1, dtype=np.uint16).tofile(tmp_path / "short.npy")
+    # One short or empty file among others is left out, as by the torch data set.
+    assert len(list(load([*files, str(tmp_path / "short.npy")], streaming=streaming))) == 61
+    with pytest.raises(DataError, match=r"the files of 'train' hold no instance of 8 tokens"):
+        load([str(tmp_path / "short.npy")], streaming=streaming)
+    for options in ({"sequence_length": 0}, {"sequence_length": -1}, {"instances_per_shard": 0}):
+        with pytest.raises(DataError, match=rf"{next(iter(options))}: found .*, expected 1 or more"):
+            load(files, streaming=streaming, **options)
+
+
 def test_a_change_that_keeps_size_and_time_is_noticed(files: list[str]) -> None:
     before = os.stat(files[1])
     assert load(files)["input_ids"][30] != [9] * S

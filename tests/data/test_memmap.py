@@ -153,6 +153,8 @@ def test_all_unusable_files_are_named_at_once(tmp_path: Path) -> None:
 
 
 def test_unknown_token_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="sequence_length: found 0, expected 1 or more"):
+        MemMapDataset([write(tmp_path / "a.npy", [1])], sequence_length=0, token_dtype="uint16")
     with pytest.raises(DataError, match=r"data\.token_dtype: found 'uint61', expected one of uint8"):
         MemMapDataset([write(tmp_path / "a.npy", [1])], sequence_length=1, token_dtype="uint61")
 
