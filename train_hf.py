@@ -5,6 +5,7 @@ accelerate launch train_hf.py CONFIG.yaml [--section.field=value ...] [--dry_run
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from olmo_hf.callbacks.build import build_callbacks
 from olmo_hf.callbacks.cancellation import exit_code_of
@@ -12,11 +13,12 @@ from olmo_hf.callbacks.trackers import shield_trackers
 from olmo_hf.config_file import run_to_yaml
 from olmo_hf.data.build import build_train_data, data_loading
 from olmo_hf.data.order import DataPosition
-from olmo_hf.distributed import start_processes, world_size
+from olmo_hf.distributed import fsdp_requested, world_size
 from olmo_hf.evaluation.build import build_evaluators
-from olmo_hf.launch import plan_launch, read_command_line, run_and_report, run_directory, show_plan
+from olmo_hf.launch import join_processes, plan_launch, read_command_line, run_and_report, run_directory, show_plan
 from olmo_hf.model.build import build_model, load_tokenizer, vocabulary_of
 from olmo_hf.model.size import flops_per_token
+from olmo_hf.model.weights import fill_weights
 from olmo_hf.recipes.any_file import load_any_run
 from olmo_hf.recipes.table import print_paper_plan
 from olmo_hf.training.batch_plan import global_batch_size
@@ -28,12 +30,12 @@ def main(words: Sequence[str]) -> int:
     """Build the run from its configuration and train; returns the exit code."""
     options = read_command_line(words)
     run = load_any_run(options.config, options.overrides)
-    start_processes()
+    join_processes(run)
     if options.skip_data:
         return print_paper_plan(run, num_processes=world_size())
     seed, length = run.training.seed, run.data.sequence_length
     tokenizer = load_tokenizer(run.model, model_max_length=length)
-    device = "meta" if options.dry_run else "cpu"
+    device = "meta" if options.dry_run or fsdp_requested() else "cpu"  # under FSDP no rank ever holds the whole model
     model = build_model(
         run.model,
         seed=seed,
@@ -77,6 +79,7 @@ def main(words: Sequence[str]) -> int:
             callbacks=callbacks,
             flops_per_token=flops,
             data_loading=data_loading(run.data),
+            fill_weights=partial(fill_weights, args=run.model, seed=seed),
         )
         shield_trackers(trainer.callback_handler.callbacks)
         trainer.train(str(opened.checkpoint) if opened.checkpoint is not None else None)

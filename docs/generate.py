@@ -55,6 +55,7 @@ FILES = {
 }
 FOLDERS = {
     "accelerate_configs": "one file per way to run; each begins with its launch line",
+    "launch": "runs on several nodes: restarts, signals, logs; a script for SLURM",
     "configs": "complete runs",
     "examples": "small programs that use the results with stock transformers; two stages and a soup",
     "benchmarks": "what is claimed about speed and memory, to measure again",

@@ -1,7 +1,8 @@
 """Thin words over Accelerate's process state, and the one place that lets FSDP run on a CPU machine."""
 
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -13,13 +14,29 @@ from olmo_hf.errors import ConfigError
 
 Value = TypeVar("Value")
 
+NOT_SUPPORTED = {
+    "tp": "Accelerate 1.15 splits only models that transformers 5.23 has split while it loaded them "
+    "(`from_pretrained(..., distributed_config=DistributedConfig(tp_size=...))`), and the Trainer writes no "
+    "checkpoint of such a model that a run can go on from. Use fsdp2.yaml or hsdp.yaml",
+    "cp": "torch 2.13 deals out a sequence in pieces that are no longer in order, and knows no attention within "
+    "documents then; token losses here pair each position with the next one of the same rank. Use fsdp2.yaml, with "
+    "model.activation_checkpointing for long sequences",
+    "sp": "Accelerate 1.15 has it through DeepSpeed only. Use fsdp2.yaml",
+}
+"""Sizes of `parallelism_config` that are refused, and why."""
 
-def start_processes() -> None:
+
+def start_processes(timeout_seconds: float | None = None) -> None:
     """Join the process group that the launcher prepared; with a single process there is nothing to join.
 
+    Args:
+        timeout_seconds: how long ranks wait for one another in a collective. None: what the backend thinks right.
+
     Raises:
-        ConfigError: the launcher started another number of processes than it announced.
+        ConfigError: what the launcher asks for is not supported, or it started another number of processes than it
+            announced.
     """
+    check_launch(os.environ)
     enable_fsdp_on_cpu()
     from accelerate import PartialState
 
@@ -28,12 +45,61 @@ def start_processes() -> None:
         # take every process for the only one. Where there is no accelerator there is nothing to decide.
         os.environ["ACCELERATE_USE_CPU"] = "true"
     cpu = os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true"
-    state = PartialState(cpu=cpu)
+    patience = {} if timeout_seconds is None else {"timeout": timedelta(seconds=timeout_seconds)}
+    state = PartialState(cpu=cpu, **patience)
     announced = int(os.environ.get("WORLD_SIZE", "1"))
     if state.num_processes != announced:
         raise ConfigError(
             f"WORLD_SIZE is {announced} but {state.num_processes} processes take part; start through "
             "`accelerate launch --config_file accelerate_configs/...yaml`"
+        )
+
+
+def check_launch(environment: Mapping[str, str]) -> None:
+    """Compares what the accelerate config asks for with what the tested versions can do.
+
+    Args:
+        environment: as `accelerate launch` has set it.
+
+    Raises:
+        ConfigError: all problems at once.
+    """
+    problems = [*_fsdp_problems(environment), *_parallelism_problems(environment)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _fsdp_problems(environment: Mapping[str, str]) -> Iterator[str]:
+    if environment.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return
+    if (version := environment.get("FSDP_VERSION", "1")) != "2":
+        yield f"fsdp_config.fsdp_version: found {version}, expected 2; version 1 is not supported"
+    if environment.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "false").lower() == "true":
+        yield (
+            "fsdp_config.fsdp_cpu_ram_efficient_loading: found true, expected false; every rank draws or reads its "
+            "own part of the weights, so that no rank ever holds all of them and there is nothing to hand out"
+        )
+
+
+def _parallelism_problems(environment: Mapping[str, str]) -> Iterator[str]:
+    if environment.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() != "true":
+        return
+    names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    sizes = {name: int(environment.get(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", "1")) for name in names}
+    for name, reason in NOT_SUPPORTED.items():
+        if sizes[name] > 1:
+            yield f"parallelism_config.parallelism_config_{name}_size: found {sizes[name]}, expected 1; {reason}"
+    total, announced = math.prod(sizes.values()), int(environment.get("WORLD_SIZE", "1"))
+    if total != announced:
+        product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "1"
+        yield (
+            f"parallelism_config: {product} = {total}, but {announced} processes take part; change the sizes in the "
+            "accelerate config, or --num_processes"
+        )
+    if sizes["dp_replicate"] > 1 and sizes["dp_shard"] == 1:
+        yield (
+            "parallelism_config.parallelism_config_dp_shard_size: found 1; with replicas only there is nothing to "
+            "shard, use accelerate_configs/ddp.yaml"
         )
 
 

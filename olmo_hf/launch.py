@@ -12,11 +12,13 @@ from pathlib import Path
 from transformers.utils import logging as transformers_logging
 
 from olmo_hf.args import RunArgs
-from olmo_hf.distributed import is_main_process, world_size
+from olmo_hf.distributed import is_main_process, start_processes, world_size
 from olmo_hf.errors import ConfigError, OlmoHfError
+from olmo_hf.fault_watch import announce_fault, start_fault_watch, stop_fault_watch
 from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
 from olmo_hf.model.size import describe_model
-from olmo_hf.recipes.table import memory_of, memory_rows, print_rows
+from olmo_hf.recipes.memory import estimate_memory
+from olmo_hf.recipes.table import memory_rows, memory_settings, print_rows
 from olmo_hf.training.args import TrainingArgs
 from olmo_hf.training.batch_plan import BatchPlan, describe, plan_batches
 from olmo_hf.training.build import without_resets
@@ -25,6 +27,10 @@ from olmo_hf.training.run_directory import OpenedRun
 from olmo_hf.training.state import RunState
 
 DEBUG_VARIABLE = "OLMO_HF_DEBUG"
+EXIT_CODE_FILE_VARIABLE = "OLMO_HF_EXIT_CODE_FILE"
+
+USER_ERROR = 2
+"""Exit code for an error that a person can mend, and a restart cannot."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,12 @@ def run_directory(run: RunArgs) -> Path:
     return Path(run.training.output_dir) if run.training.output_dir else Path("runs") / run.name
 
 
+def join_processes(run: RunArgs) -> None:
+    """Join the other processes of this launch, and learn from now on when one of them fails."""
+    start_processes(run.training.transformers.get("ddp_timeout"))  # made before Hugging Face's arguments could say so
+    start_fault_watch(leave_for_fault)
+
+
 def own_rank() -> int:
     """This process's rank as the launcher says it, before any process group exists."""
     return int(os.environ.get("RANK", "0"))
@@ -82,13 +94,19 @@ def quiet_logs() -> None:
 def run_and_report(main: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
     """Run `main`; errors meant for people are printed as sentences: whole by rank 0, in a line by the others.
 
+    Where other ranks wait for this one, they are told. A stop that was asked for and an error for people go through
+    `for_launcher`; any other error is raised on, and a launcher that restarts may try again.
+
     Returns:
         Exit code: 0, what `main` says, or 2 for an error that a person can mend.
     """
     quiet_logs()
+    forget_last_exit_code()
     try:
-        return main(words)
+        code = main(words)
+        return for_launcher(code, told=code if own_rank() == 0 else 0)
     except OlmoHfError as error:
+        announce_fault(str(error), USER_ERROR)
         if os.environ.get(DEBUG_VARIABLE):
             traceback.print_exc()
         here, said = own_rank(), _without_traceback(error)
@@ -97,7 +115,50 @@ def run_and_report(main: Callable[[Sequence[str]], int], words: Sequence[str]) -
         else:  # most errors are everybody's; one that is this rank's alone must still be seen
             sys.stderr.write(f"rank {here}: error: {said.splitlines()[-1].strip()}\n")
         sys.stderr.flush()
-        return 2
+        return for_launcher(USER_ERROR, told=USER_ERROR)
+    except BaseException as error:
+        announce_fault(f"{type(error).__name__}: {error}", 1)
+        raise
+    finally:
+        stop_fault_watch()
+
+
+def forget_last_exit_code() -> None:
+    """What an earlier launch left for the script that started it says nothing about this one."""
+    if path := os.environ.get(EXIT_CODE_FILE_VARIABLE):
+        Path(path).unlink(missing_ok=True)
+
+
+def for_launcher(code: int, *, told: int) -> int:
+    """The exit code for whoever started this process.
+
+    A launcher such as torchrun takes any other code than 0 for a failure: it restarts the processes, or it ends the
+    others and returns 1 whatever they returned. So a script that restarts and requeues gives the name of a file in
+    `OLMO_HF_EXIT_CODE_FILE`, and the processes write into it what they would have returned, and return 0.
+
+    Args:
+        code: what this launch ends with.
+        told: what this process returns where there is no such file. A launcher that sees another rank than 0 fail
+            would end rank 0 before it is done, so the others tell only of errors.
+    """
+    path = os.environ.get(EXIT_CODE_FILE_VARIABLE)
+    if not path:
+        return told
+    if code != 0:
+        write_exit_code(path, code)
+    return 0
+
+
+def write_exit_code(path: str, code: int) -> None:
+    """Whole or not at all: several processes of a node write the same."""
+    beside = Path(f"{path}.{os.getpid()}")
+    beside.write_text(f"{code}\n", encoding="ascii")
+    beside.replace(path)
+
+
+def leave_for_fault(code: int) -> None:
+    """End this process at once, because another rank failed with this code."""
+    os._exit(for_launcher(code, told=code) if code == USER_ERROR else code)
 
 
 def _without_traceback(error: OlmoHfError) -> str:
@@ -139,5 +200,5 @@ def show_plan(
     rows += describe_model(model.config, run.data.sequence_length)
     rows += describe(plan)
     rows += describe_optimizer(model, run.training)
-    rows += memory_rows(memory_of(run, model.config, plan)) if with_memory else []
+    rows += memory_rows(estimate_memory(memory_settings(run, plan), model.config)) if with_memory else []
     print_rows(rows)

@@ -56,13 +56,35 @@ def test_other_ranks_say_it_in_a_line(capsys, monkeypatch):
     assert capsys.readouterr().err == "rank 3: error: the disk is full\n"
 
 
+def test_a_script_that_restarts_is_told_by_a_file(tmp_path, monkeypatch):
+    """For torchrun every other code than 0 is a failure."""
+    file = tmp_path / "code"
+    monkeypatch.setenv("OLMO_HF_EXIT_CODE_FILE", str(file))
+    file.write_text("75\n")
+    assert run_and_report(lambda words: 0, []) == 0
+    assert not file.exists(), "what an earlier launch left is no answer of this one"
+    assert run_and_report(lambda words: 138, []) == 0
+    assert file.read_text() == "138\n"
+    assert run_and_report(fail, []) == 0
+    assert file.read_text() == "2\n"
+    with pytest.raises(ZeroDivisionError):
+        run_and_report(lambda words: 1 // 0, [])
+    assert not file.exists(), "a fault may be tried again"
+
+
+def test_only_rank_0_tells_a_launcher_of_a_stop(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert run_and_report(lambda words: 143, []) == 0
+
+
 def test_debugging_shows_where(capsys, monkeypatch):
     monkeypatch.setenv("OLMO_HF_DEBUG", "1")
     assert run_and_report(fail, []) == 2
     assert "in fail" in capsys.readouterr().err
 
 
-def test_exit_codes_pass_through():
+def test_exit_codes_pass_through(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
     assert run_and_report(lambda words: 143, []) == 143
 
 

@@ -222,11 +222,6 @@ def _deadlines(args: CancellationArgs, environment: Mapping[str, str]) -> list[t
 
 
 def exit_code_of(callbacks: list[Any]) -> int:
-    """What the process should return after training: 0, or the code of the reason for which it stopped early.
-
-    Only rank 0 tells: a launcher that sees another rank fail would end rank 0 before it is done.
-    """
-    if not distributed.is_main_process():
-        return 0
+    """What the launch should return after training: 0, or the code of the reason for which it stopped early."""
     reasons = [callback.stop_reason for callback in callbacks if isinstance(callback, Cancellation)]
     return next((reason.exit_code for reason in reasons if reason is not None), 0)

@@ -1,5 +1,6 @@
 """From the `model` section of a run to a model and its tokenizer."""
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import is_flash_attn_2_available
 
@@ -20,6 +21,7 @@ from olmo_hf.model.configuration_olmo import OlmoHfConfig
 from olmo_hf.model.init import initialize_weights
 from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
 from olmo_hf.model.presets import FOLLOWS_THE_TOKENIZER, preset_fields
+from olmo_hf.model.weights import check_weights
 
 # Embeddings with a multiple of this many rows run faster on GPUs.
 VOCAB_MULTIPLE = 128
@@ -44,7 +46,7 @@ def build_model(
         tokenizer: gives vocabulary size and special ids where the section leaves them open, and is checked otherwise.
         max_position_embeddings: the sequence length of the run's data.
         device: where the parameters live. `meta` makes a model without memory: give it some with `to_empty` after
-            sharding, then call `init.initialize_weights` with the same seed.
+            sharding, then call `weights.fill_weights` with the same section and seed.
         half_precision: the run computes in bf16 or fp16; flash attention can do nothing else.
 
     Raises:
@@ -56,7 +58,10 @@ def build_model(
         args.attn_implementation, config, half_precision=half_precision
     )
     try:
-        model = _load(args.init_from, config) if args.init_from is not None else _create(config, seed, device)
+        if device == "meta":
+            model = _without_memory(args.init_from, config)
+        else:
+            model = _load(args.init_from, config) if args.init_from is not None else _create(config, seed, device)
     except (ImportError, ValueError) as error:
         if "attention" not in str(error).lower() and "flash" not in str(error).lower():
             raise
@@ -163,13 +168,24 @@ def choose_attn_implementation(wish: str, config: OlmoHfConfig, *, half_precisio
     return "flash_attention_2" if fits and torch.cuda.is_available() and is_flash_attn_2_available() else "sdpa"
 
 
-def _create(config: OlmoHfConfig, seed: int, device: str) -> OlmoHfForCausalLM:
-    # The skeleton is made without memory, so that no weight is drawn twice.
+def _skeleton(config: OlmoHfConfig) -> OlmoHfForCausalLM:
     with torch.device("meta"):
-        model = OlmoHfForCausalLM(config)
-    if device != "meta":
-        model.to_empty(device=device)
-        initialize_weights(model, seed)
+        return OlmoHfForCausalLM(config)
+
+
+def _without_memory(init_from: str | None, config: OlmoHfConfig) -> OlmoHfForCausalLM:
+    model = _skeleton(config)
+    if init_from is not None:
+        check_weights(model, init_from)
+        with contextlib.suppress(OSError):  # there need not be one
+            model.generation_config = GenerationConfig.from_pretrained(init_from)
+    return model
+
+
+def _create(config: OlmoHfConfig, seed: int, device: str) -> OlmoHfForCausalLM:
+    model = _skeleton(config)  # without memory, so that no weight is drawn twice
+    model.to_empty(device=device)
+    initialize_weights(model, seed)
     return model
 
 

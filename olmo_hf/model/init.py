@@ -50,6 +50,13 @@ def draw_rows(
         yield kept, values[kept.start - first : kept.stop - first]
 
 
+def plain_name(name: str) -> str:
+    """The name of a parameter or module without what compilation, recomputation and FSDP put into it."""
+    for prefix in _WRAPPER_PREFIXES:
+        name = name.replace(prefix, "")
+    return name
+
+
 def local_slice(parameter: torch.Tensor) -> tuple[torch.Tensor, tuple[slice, ...]]:
     """The part of a parameter that this rank holds, and where it lies in the full tensor."""
     if not isinstance(parameter, DTensor):
@@ -71,19 +78,17 @@ def initialize_weights(model: OlmoHfForCausalLM, seed: int) -> None:
     model.tie_weights()  # to_empty separates tied weights
     cutoff = model.config.init_cutoff
     for module_name, module in model.named_modules():
-        plain_name = module_name
-        for prefix in _WRAPPER_PREFIXES:
-            plain_name = plain_name.replace(prefix, "")
+        name = plain_name(module_name)
         if isinstance(module, OlmoHfNorm):
             if module.weight is not None:
                 local_slice(module.weight)[0].fill_(1.0)
             if module.bias is not None:
                 local_slice(module.bias)[0].zero_()
         elif isinstance(module, nn.Linear | nn.Embedding):
-            tied = plain_name == "lm_head" and model.config.tie_word_embeddings
+            tied = name == "lm_head" and model.config.tie_word_embeddings
             if not tied:
-                std = model.config.initial_std(plain_name, module.weight.shape[1])
-                _fill(module.weight, f"{plain_name}.weight", seed, std, cutoff)
+                std = model.config.initial_std(name, module.weight.shape[1])
+                _fill(module.weight, f"{name}.weight", seed, std, cutoff)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 local_slice(module.bias)[0].zero_()
 

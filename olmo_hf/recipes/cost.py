@@ -1,10 +1,14 @@
-"""How long a run takes on how much hardware: plain proportions of operations, peak and utilisation."""
+"""How long a run takes on how much hardware, and what it moves: plain proportions of operations, peak and bytes."""
 
 from dataclasses import dataclass
 
+from olmo_hf.recipes.memory import MemorySettings, optimizer_bytes
 from olmo_hf.recipes.plan import RunPlan
+from olmo_hf.recipes.step_memory import FLOAT32_BYTES
 
 SECONDS_PER_HOUR = 3600.0
+SECONDS_PER_DAY = 24 * SECONDS_PER_HOUR
+TOKEN_BYTES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}
 
 
 @dataclass(frozen=True)
@@ -62,3 +66,61 @@ def describe_speed(found: Speed) -> str:
     """One line for people."""
     shares = f"{found.utilisation:.1%} of the peak with attention, {found.utilisation_6n:.1%} by 6 per parameter"
     return f"{found.hours:,.1f} h at {found.tokens_per_second:,.0f} tokens/s: {shares}"
+
+
+def time_rows(plan: RunPlan, found: Speed) -> list[tuple[str, str]]:
+    """Rows (label, value): what a speed means for a step, for a day and for the whole run."""
+    step_seconds = plan.batch.tokens_per_step / found.tokens_per_second
+    days, devices = found.hours / 24, plan.batch.world_size
+    return [
+        ("step", f"{step_seconds:,.2f} s for {plan.batch.tokens_per_step:,} tokens"),
+        ("tokens per day", f"{found.tokens_per_second * SECONDS_PER_DAY:.3e}, {days:,.1f} days for the run"),
+        ("device hours", f"{found.hours * devices:,.0f} ({devices:,} devices for {found.hours:,.1f} h)"),
+    ]
+
+
+def data_rows(plan: RunPlan) -> list[tuple[str, str]]:
+    """Row (label, value): what the whole run reads."""
+    dtype = plan.run.data.token_dtype
+    if dtype not in TOKEN_BYTES:
+        return []
+    volume = plan.batch.max_tokens * TOKEN_BYTES[dtype]
+    return [("data read", f"{volume / 1e9:,.1f} GB ({plan.batch.max_tokens:.3e} tokens in {dtype})")]
+
+
+def checkpoint_rows(plan: RunPlan, *, bytes_per_second: float) -> list[tuple[str, str]]:
+    """Rows (label, value): sizes of checkpoints and how long writing takes.
+
+    Args:
+        plan: The run.
+        bytes_per_second: What the file system takes in from all devices together.
+    """
+    weights = FLOAT32_BYTES * plan.count.total
+    moments = optimizer_bytes(plan.run.training.optimizer, plan.count, plan.config.num_hidden_layers)
+    whole, rate = weights + moments, bytes_per_second
+    return [
+        (
+            "checkpoint",
+            f"{whole / 1e9:,.2f} GB with the optimizer, {whole / rate:,.0f} s to write at {rate / 1e9:g} GB/s; "
+            f"the model alone {weights / 1e9:,.2f} GB, {weights / rate:,.0f} s",
+        )
+    ]
+
+
+def exchange_bytes(plan: RunPlan, settings: MemorySettings) -> int:
+    """Bytes that each device sends in one step, by ring algorithms.
+
+    Full shard gathers the weights before the forward and before the backward pass of every micro-batch, shard grad op
+    once; both scatter float32 gradients after every micro-batch, or once a step when that is deferred. DDP and the
+    replicas of HSDP sum float32 gradients once a step.
+    """
+    step, total = settings.step, plan.count.total
+    passes = plan.batch.gradient_accumulation_steps
+    replicas = settings.num_devices // step.shards if step.is_sharded else settings.num_devices
+    gathers = {"full": 2, "grad": 1, "none": 0}[step.sharding] * passes
+    scatters = 0 if not step.is_sharded else 1 if step.defers_reduction else passes
+    part = (step.shards - 1) / step.shards if step.is_sharded else 0.0
+    inside = part * total * (gathers * step.product_bytes + scatters * FLOAT32_BYTES)
+    held = total / step.shards if step.is_sharded else total
+    between = 2 * (replicas - 1) / replicas * held * FLOAT32_BYTES
+    return round(inside + between)

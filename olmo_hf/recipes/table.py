@@ -2,65 +2,76 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from olmo_hf.args import RunArgs
 from olmo_hf.distributed import is_main_process
+from olmo_hf.model.activation_checkpointing import STRATEGIES
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
-from olmo_hf.model.size import count_parameters
-from olmo_hf.recipes.activations import kept_bytes
-from olmo_hf.recipes.memory import Memory, MemorySettings, Sharding, estimate_memory
+from olmo_hf.recipes.memory import Memory, MemorySettings, estimate_memory
 from olmo_hf.recipes.plan import learning_rate_rows, plan_run
+from olmo_hf.recipes.step_memory import Sharding, StepSettings
 from olmo_hf.training.batch_plan import BatchPlan
 
 Row = tuple[str, str]
 
 
-def memory_of(run: RunArgs, config: OlmoHfConfig, batch: BatchPlan, *, sharding: Sharding | None = None) -> Memory:
-    """Memory of one device.
+def memory_settings(
+    run: RunArgs, batch: BatchPlan, *, sharding: Sharding | None = None, replicas: int = 1
+) -> MemorySettings:
+    """What the memory of a run depends on beside its model.
 
     Args:
         run: The settings.
-        config: The architecture.
         batch: The plan of its batches.
         sharding: What is spread over the devices. None: everything, where there are several.
+        replicas: Groups of devices that share one model each (HSDP).
     """
-    training, length = run.training, run.data.sequence_length
-    half = training.bf16 or training.fp16
-    kept = kept_bytes(
-        config, sequence_length=length, bf16=half, activation_checkpointing=run.model.activation_checkpointing
-    )
+    training = run.training
     several: Sharding = "full" if batch.world_size > 1 else "none"
-    settings = MemorySettings(
+    return MemorySettings(
         num_devices=batch.world_size,
-        sharding=several if sharding is None else sharding,
         optimizer=training.optimizer,
-        bf16=half,
-        loss_implementation="chunked" if training.loss_implementation == "auto" else training.loss_implementation,
-        loss_chunk_tokens=training.loss_chunk_tokens,
-        micro_batch_tokens=batch.per_device_train_batch_size * length,
-    )
-    return estimate_memory(
-        settings,
-        count_parameters(config),
-        num_layers=config.num_hidden_layers,
-        vocab_size=config.vocab_size,
-        activation_bytes=kept.per_instance * batch.per_device_train_batch_size,
-        kept_copies_bytes=kept.weight_copies,
+        step=StepSettings(
+            micro_batch=batch.per_device_train_batch_size,
+            sequence_length=run.data.sequence_length,
+            half=training.bf16 or training.fp16,
+            activation_checkpointing=run.model.activation_checkpointing,
+            loss_implementation=training.loss_implementation,
+            loss_chunk_tokens=training.loss_chunk_tokens,
+            sharding=several if sharding is None else sharding,
+            shards=batch.world_size // replicas,
+            accumulates=batch.gradient_accumulation_steps > 1,
+            defers_reduction=training.defer_gradient_reduction,
+            layers_per_unit=training.fsdp_layers_per_unit,
+        ),
     )
 
 
 def memory_rows(memory: Memory) -> list[Row]:
     """One row (label, value) in gigabytes of 10^9 bytes."""
-    parts = {
-        "weights": memory.weights,
-        "copies of weights": memory.weight_copies,
-        "gradients": memory.gradients,
-        "optimizer": memory.optimizer,
-        "activations": memory.activations,
-        "logits": memory.logits,
-    }
-    spelled = ", ".join(f"{name} {size / 1e9:,.2f}" for name, size in parts.items())
+    spelled = ", ".join(f"{name} {size / 1e9:,.2f}" for name, size in memory.parts().items())
     return [("memory per device", f"about {memory.total / 1e9:,.1f} GB: {spelled}")]
+
+
+def alternative_rows(settings: MemorySettings, config: OlmoHfConfig) -> list[Row]:
+    """Rows (label, value): the memory with every strategy of recomputation, and with every way to compute the loss."""
+    steps = {
+        f"activation_checkpointing: {name}": replace(settings.step, activation_checkpointing=value)
+        for name, value in [("null", None), *((strategy, strategy) for strategy in STRATEGIES)]
+    }
+    steps |= {
+        f"loss_implementation: {name}": replace(settings.step, loss_implementation=name)
+        for name in ("plain", "chunked")
+    }
+    rows = []
+    for label, step in steps.items():
+        memory = estimate_memory(replace(settings, step=step), config)
+        kept, logits = memory.step.kept_by_layers / 1e9, memory.step.logits_and_rest / 1e9
+        rows.append(
+            (label, f"about {memory.total / 1e9:,.1f} GB, activations kept {kept:,.2f}, logits and loss {logits:,.2f}")
+        )
+    return rows
 
 
 def print_paper_plan(run: RunArgs, *, num_processes: int) -> int:
@@ -73,7 +84,7 @@ def print_paper_plan(run: RunArgs, *, num_processes: int) -> int:
         ConfigError: see `plan_run`.
     """
     plan = plan_run(run, num_processes=num_processes)
-    memory = memory_of(run, plan.config, plan.batch)
+    memory = estimate_memory(memory_settings(run, plan.batch), plan.config)
     if is_main_process():
         print_rows([("name", run.name), *plan.rows(), *learning_rate_rows(plan), *memory_rows(memory)])
     return 0

@@ -5,6 +5,14 @@ from pathlib import Path
 
 from olmo_hf.recipes.ledger import Ledger
 
+_SHARDINGS = {
+    "SHARD_GRAD_OP": "fsdp2_shard_grad_op.yaml",
+    "HYBRID_SHARD": "hsdp.yaml",
+    "_HYBRID_SHARD_ZERO2": "hsdp.yaml",
+    "NO_SHARD": "ddp.yaml",
+}
+"""Launch files that do what a sharding strategy of the original does; the others are `fsdp2.yaml`'s."""
+
 _LAUNCHED = "sharding is chosen at launch: accelerate launch --config_file accelerate_configs/"
 
 
@@ -189,15 +197,19 @@ def _wandb(ledger: Ledger) -> None:
 
 def translate_launch(ledger: Ledger) -> str:
     """Judges how the original spreads a run over devices. Returns the file of `accelerate_configs/` that does it."""
-    file = {"ddp": "ddp.yaml", "single": "single_gpu.yaml"}.get(ledger.value("distributed_strategy"), "fsdp2.yaml")
-    ledger.no_effect("distributed_strategy", _LAUNCHED + file)
     sharding = str(ledger.value("fsdp.sharding_strategy"))
+    file = {"ddp": "ddp.yaml", "single": "single_gpu.yaml"}.get(
+        ledger.value("distributed_strategy"), _SHARDINGS.get(sharding, "fsdp2.yaml")
+    )
+    ledger.no_effect("distributed_strategy", _LAUNCHED + file)
     notes = {
-        "sharding_strategy": "fsdp_reshard_after_forward: " + ("false" if "GRAD_OP" in sharding else "true"),
-        "wrapping_strategy": "every layer is sharded by itself; a matter of memory",
+        "sharding_strategy": "fsdp_reshard_after_forward: "
+        + ("false" if sharding in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2") else "true"),
+        "wrapping_strategy": "every layer, the embedding and the head are sharded by themselves, or several layers "
+        "together: training.fsdp_layers_per_unit",
         "use_orig_params": "always so",
-        "precision": "weights are kept and gradients added up in float32, as `mixed` of the original",
-        "hybrid_sharding_num_model_replicas": "replicas are named in the launch file",
+        "precision": "gradients are summed in float32 as in `mixed`; as in `pure` with training.fsdp_reduce_in_half",
+        "hybrid_sharding_num_model_replicas": "parallelism_config_dp_replicate_size in the launch file",
     }
     for name, note in notes.items():
         ledger.no_effect(f"fsdp.{name}", f"{_LAUNCHED}{file}; {note}" if name == "sharding_strategy" else note)

@@ -75,6 +75,19 @@ class TrainingArgs:
     per_device_train_batch_size: int = 8
     """Instances per forward pass and device (the micro-batch)."""
 
+    defer_gradient_reduction: bool = False
+    """FSDP with several micro-batches a step. False: gradients are reduced after each, as in the original; True: once
+    a step, for up to 4 more bytes per parameter on every device. DDP, and HSDP between its replicas, always do it
+    once."""
+
+    fsdp_layers_per_unit: int = 1
+    """FSDP: consecutive layers that are gathered and reduced together; more are fewer and larger messages, for more
+    memory."""
+
+    fsdp_reduce_in_half: bool = False
+    """FSDP with `bf16` or `fp16`: gradients are summed over devices in that precision (`pure` of the original) instead
+    of in float32 (`mixed`)."""
+
     per_device_eval_batch_size: int = 8
     """Instances per forward pass and device in evaluation."""
 

@@ -35,6 +35,15 @@ class OlmoTrainingArguments(TrainingArguments):
     learning_rate_factors: dict[str, float] = field(default_factory=dict)
     """Patterns of parameter names and their factors on `learning_rate`."""
 
+    defer_gradient_reduction: bool = TrainingArgs.defer_gradient_reduction
+    """FSDP with several micro-batches a step: gradients are reduced once a step instead of after each."""
+
+    fsdp_layers_per_unit: int = TrainingArgs.fsdp_layers_per_unit
+    """FSDP: consecutive layers that are gathered and reduced together."""
+
+    fsdp_reduce_in_half: bool = TrainingArgs.fsdp_reduce_in_half
+    """FSDP in half precision: gradients are summed over devices in it instead of in float32."""
+
     optimizer: Literal["adamw", "lion", "muon"] = TrainingArgs.optimizer
     """Update rule; another `optim` than Hugging Face's default replaces it."""
 

@@ -14,6 +14,7 @@ from olmo_hf.training.args import TrainingArgs
 from olmo_hf.training.arguments import build_training_arguments
 from olmo_hf.training.batch_plan import BatchPlan
 from olmo_hf.training.evaluating import Evaluator
+from olmo_hf.training.sharding import Fill
 from olmo_hf.training.trainer import OlmoTrainer
 
 NOT_ARCHITECTURE = ("transformers_version", "dtype", "use_cache", "architectures", "_name_or_path", "auto_map")
@@ -64,6 +65,7 @@ def build_trainer(
     callbacks: list[TrainerCallback],
     flops_per_token: int | None,
     data_loading: dict[str, Any],
+    fill_weights: Fill,
 ) -> OlmoTrainer:
     """A trainer ready to `train`, or to continue with `train(resume_from_checkpoint=...)`.
 
@@ -74,6 +76,7 @@ def build_trainer(
         train_data: data set in the run's order and its collator.
         flops_per_token: forward and backward; for the trainer's own count.
         data_loading: `dataloader_*` arguments, from the `data` section.
+        fill_weights: gives a model without memory its weights once it is sharded.
     """
     dataset, collator = train_data
     return OlmoTrainer(
@@ -86,4 +89,5 @@ def build_trainer(
         callbacks=callbacks,
         identity=run_identity(model, dataset),
         flops_per_token=flops_per_token,
+        fill_weights=fill_weights,
     )

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from olmo_hf.data.mixing import MixedDataset
 from olmo_hf.data.order import OrderedDataset
@@ -57,11 +57,24 @@ class LearningTrainer(UpdatingTrainer):
                 f"training.fp16: found true on the device `{self.accelerator.device.type}`, where float16 is not "
                 "trained in; use training.bf16, or neither"
             )
+        if self.is_fsdp_enabled and not self.args.defer_gradient_reduction:
+            self.accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
         if self.is_fsdp_enabled and half is not None:
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
-                param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False
+                param_dtype=half,
+                reduce_dtype=half if self.args.fsdp_reduce_in_half else torch.float32,
+                cast_forward_inputs=False,
             )
+
+    def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Identical to `Trainer` except that the replicas of HSDP exchange gradients after the last micro-batch only.
+
+        What waits is the part of this rank.
+        """
+        if isinstance(model, FSDPModule):
+            model.set_requires_all_reduce(self.accelerator.sync_gradients)
+        return super().training_step(model, *args, **kwargs)
 
     # ---- loss ----
 

@@ -20,6 +20,7 @@ from olmo_hf.training.learning import LearningTrainer
 from olmo_hf.training.rotation import Keep
 from olmo_hf.training.saving import CheckpointSaver, build_saver
 from olmo_hf.training.schedule_free import averaged_weights
+from olmo_hf.training.sharding import Fill, has_no_memory, restore_groups, shard_without_memory
 from olmo_hf.training.snapshot import Snapshot
 from olmo_hf.training.state import RunState, compare_identity, load_run_state
 from olmo_hf.training.token_clock import TokenClockLR
@@ -36,6 +37,7 @@ class RestartingTrainer(LearningTrainer):
     step_ids: list[int]
     flops_per_token: int | None
     save_schedule: SaveSchedule
+    fill_weights: Fill | None
     saver: CheckpointSaver | None = None
     """Made when training starts."""
 
@@ -191,8 +193,19 @@ class RestartingTrainer(LearningTrainer):
         return (num_epochs, 0) if is_over else started
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
-        """Identical to `Trainer` except that a fresh run first writes a checkpoint and reads it back."""
+        """Identical to `Trainer` except that a fresh run first writes a checkpoint and reads it back.
+
+        A model without memory is sharded and filled first, or left to the checkpoint to be filled.
+        """
+        model = cast(nn.Module, self.model)
+        if has_no_memory(model):
+            shard_without_memory(self.accelerator, model, layers_per_unit=self.args.fsdp_layers_per_unit)
+            if resume_from_checkpoint is None:
+                assert self.fill_weights is not None, "whoever builds a model without memory says what goes into it"
+                self.fill_weights(model)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if self.is_fsdp_enabled:
+            restore_groups(self.inner_optimizer, self.plain_model)
         if resume_from_checkpoint is None and self.args.save_at_start:
             self._save_checkpoint(self.plain_model, trial=None)
             checkpoint = commit.checkpoint_path(self.run_dir, self.state.global_step)
@@ -228,6 +241,8 @@ class RestartingTrainer(LearningTrainer):
         """
         if checkpoint is None:
             return
+        if self.is_fsdp_enabled:
+            restore_groups(self.inner_optimizer, self.plain_model)
         optimizer = None if self.args.reset_optimizer else self.inner_optimizer
         extra = checkpoints.restore_tensors(Path(checkpoint), self.plain_model, optimizer)
         self._load_extra_tensors(extra)

@@ -20,6 +20,7 @@ from olmo_hf.training.evaluating import Evaluator, run_evaluators
 from olmo_hf.training.flow import SaveSchedule
 from olmo_hf.training.going_back import GoingBackTrainer
 from olmo_hf.training.schedule_free import averaged_weights
+from olmo_hf.training.sharding import Fill
 
 
 class OlmoTrainer(GoingBackTrainer):
@@ -30,6 +31,8 @@ class OlmoTrainer(GoingBackTrainer):
         identity: what may not change unasked between launches (`RunState.identity`).
         flops_per_token: floating-point operations of one token, forward and backward; None leaves Hugging Face's
             estimate.
+        fill_weights: for a model without memory (meta device) under FSDP: called once it is sharded, to give every
+            parameter its first value.
         args: `OlmoTrainingArguments`, and like all that follows as for `Trainer`. A `MemMapDataset` is read in the
             run's order, an `OrderedDataset` in its own.
     """
@@ -42,12 +45,14 @@ class OlmoTrainer(GoingBackTrainer):
         evaluators: Sequence[Evaluator] = (),
         identity: dict[str, Any] | None = None,
         flops_per_token: int | None = None,
+        fill_weights: Fill | None = None,
         **kwargs: Any,
     ):
         enable_fsdp_on_cpu()
         self.evaluators = list(evaluators)
         self.identity = identity if identity is not None else {}
         self.flops_per_token = flops_per_token
+        self.fill_weights = fill_weights
         self.resumed_from = None
         self.step_ids = []
         self.save_schedule = SaveSchedule()

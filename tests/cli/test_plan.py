@@ -57,6 +57,24 @@ def test_a_file_of_the_original_is_planned_too(tmp_path, capsys):
     assert "5.000e-04" in rows_of(capsys.readouterr().out)["learning rate"]
 
 
+def test_large_runs_need_no_device(capsys):
+    for name, processes in (("olmo2_7b", 8), ("olmo2_13b", 1024)):
+        words = ["plan", str(ROOT / "configs" / name / "stage1.yaml"), "--num-processes", str(processes)]
+        assert main([*words, "--device", "h100-80gb", "--replicas", "2", "--write-gb-per-second", "10"]) == 0
+        rows = rows_of(capsys.readouterr().out)
+        assert {"step", "tokens per day", "device hours", "checkpoint", "fits", "exchanged per step"} <= rows.keys()
+        assert f"{processes:,} devices for" in rows["device hours"]
+    # 13,716,198,400 parameters of 4 bytes, and twice that for the moments, at 10 GB/s
+    assert "164.59 GB with the optimizer, 16 s to write" in rows["checkpoint"]
+
+
+def test_what_cannot_be_is_refused_at_once(capsys):
+    words = ["--num-processes", "8", "--replicas", "3", "--utilisation", "40", "--write-gb-per-second", "0"]
+    assert main(["plan", SMALL, *words]) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in ("--replicas", "--utilisation", "--write-gb-per-second"))
+
+
 def test_an_unknown_device_is_named(capsys):
     assert main(["plan", SMALL, "--device", "abacus"]) == 2
     assert "--peak-flops" in capsys.readouterr().err

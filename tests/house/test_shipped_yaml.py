@@ -1,5 +1,6 @@
 """Every YAML file that is shipped can be used."""
 
+import math
 import re
 from pathlib import Path
 
@@ -63,9 +64,21 @@ def test_a_launch_config_is_one_for_accelerate(path):
     config = yaml.safe_load(text)
     assert config["mixed_precision"] == "no", "the precision is the run's: training.bf16"
     assert config["distributed_type"] != "MULTI_CPU", "would start one process without a word"
-    assert f"--config_file accelerate_configs/{path.name} train_hf.py" in opening_comment(path)
+    line = rf"--config_file accelerate_configs/{re.escape(path.name)}( --\w+ \S+)* train_hf\.py "
+    assert re.search(line, opening_comment(path)), "open it with its launch line"
     assert "Assumes" in opening_comment(path)
+    if config["num_machines"] > 1:
+        assert config["rdzv_backend"] == "c10d"
+        assert config["same_network"] is False, "Accelerate would not pass the address on to c10d"
+    if "parallelism_config" in config:
+        sizes = config["parallelism_config"]
+        assert sizes.keys() == {f"parallelism_config_{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp")}
+        assert math.prod(sizes.values()) == config["num_processes"]
+        assert config["distributed_type"] == "FSDP"
+        refused = sizes["parallelism_config_tp_size"] * sizes["parallelism_config_cp_size"] > 1
+        assert ("NOT SUPPORTED" in opening_comment(path)) == refused
     if config["distributed_type"] == "FSDP":
+        assert config["fsdp_config"]["fsdp_cpu_ram_efficient_loading"] is False, "is refused at launch"
         fsdp = config["fsdp_config"]
         assert fsdp.keys() <= FSDP2_KEYS
         assert fsdp["fsdp_version"] == 2

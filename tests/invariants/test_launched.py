@@ -1,4 +1,4 @@
-"""The launch line of the README: two processes through `accelerate launch` give the numbers of one."""
+"""The launch lines of the accelerate configs: what can run on a CPU gives the numbers of one process."""
 
 import os
 import subprocess
@@ -8,27 +8,63 @@ from pathlib import Path
 import pytest
 
 from tests import runs
+from tests.nodes import Nodes
+
+STEPS = 5
 
 
-def launch(config: Path, accelerate_config: str) -> None:
+def launch(config: Path, accelerate_config: str) -> subprocess.CompletedProcess[str]:
     """As a user types it: nothing in the environment says that this is a CPU."""
     settings = runs.ROOT / "accelerate_configs" / accelerate_config
     program = [str(Path(sys.executable).with_name("accelerate")), "launch", "--config_file", str(settings)]
     environment = {k: v for k, v in runs.environment().items() if not k.startswith("ACCELERATE")}
-    done = subprocess.run(
+    return subprocess.run(
         [*program, "train_hf.py", str(config)], cwd=runs.ROOT, env=environment, capture_output=True, text=True
     )
+
+
+def train(directory: Path, accelerate_config: str) -> dict[int, tuple[float, float, float]]:
+    config = runs.write_run(directory, dropout=0.0, max_duration=STEPS, save_interval_ephemeral=None)
+    done = launch(config, accelerate_config)
     assert done.returncode == 0, done.stderr[-3000:]
+    return runs.losses(directory / "run")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[float, float, float]]:
+    return train(tmp_path_factory.mktemp("one"), "cpu.yaml")
+
+
+def same(found: dict[int, tuple[float, float, float]], one: dict[int, tuple[float, float, float]]) -> None:
+    assert list(one) == list(found) == list(range(1, STEPS + 1))
+    for step in one:
+        assert found[step] == pytest.approx(one[step], rel=1e-5)
 
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="two processes want two cores")
-def test_two_launched_processes_give_the_losses_of_one(tmp_path):
-    found = {}
-    for name in ("cpu.yaml", "cpu_ddp.yaml"):
-        config = runs.write_run(tmp_path / name, dropout=0.0, max_duration=3, save_interval_ephemeral=None)
-        launch(config, name)
-        found[name] = runs.losses(tmp_path / name / "run")
-    one, two = found["cpu.yaml"], found["cpu_ddp.yaml"]
-    assert list(one) == list(two) == [1, 2, 3]
-    for step in one:
-        assert two[step] == pytest.approx(one[step], rel=1e-5)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpu_ddp.yaml",
+        pytest.param("cpu_fsdp2.yaml", marks=pytest.mark.slow),
+        pytest.param("cpu_fsdp2_shard_grad_op.yaml", marks=pytest.mark.slow),
+        pytest.param("cpu_hsdp.yaml", marks=pytest.mark.slow),
+    ],
+)
+def test_launched_processes_give_the_losses_of_one(
+    one: dict[int, tuple[float, float, float]], tmp_path: Path, name: str
+) -> None:
+    same(train(tmp_path, name), one)
+
+
+@pytest.mark.slow
+def test_two_nodes_give_the_losses_of_one_process(one: dict[int, tuple[float, float, float]], tmp_path: Path) -> None:
+    config = runs.write_run(tmp_path, dropout=0.0, max_duration=STEPS, save_interval_ephemeral=None)
+    assert Nodes(config).wait() == [0, 0]
+    same(runs.losses(tmp_path / "run"), one)
+
+
+def test_every_file_for_cpus_is_launched_here() -> None:
+    files = {path.name for path in (runs.ROOT / "accelerate_configs").glob("cpu*.yaml")}
+    source = Path(__file__).read_text(encoding="utf-8") + (runs.ROOT / "tests" / "nodes.py").read_text("utf-8")
+    assert all(f'"{name}"' in source for name in files)

@@ -92,7 +92,8 @@ def test_another_number_of_processes(request: pytest.FixtureRequest, tmp_path: P
 
 def test_moments_and_settings_of_every_group_come_back(fsdp: Ranks, ddp: Ranks, tmp_path: Path) -> None:
     """All groups, not only the first; the moments of another number of processes are the same numbers."""
-    config = runs.write_run(tmp_path, dropout=0.0, save_interval_ephemeral=None)
+    # gradients are summed in the order of DDP: AdamW magnifies roundings of moments near 0
+    config = runs.write_run(tmp_path, dropout=0.0, save_interval_ephemeral=None, defer_gradient_reduction=True)
     fsdp.run(config, "--training.stop_at=5")
     ddp.run(config, "--training.stop_at=6")
     five, six = (json.loads((tmp_path / "run" / f"checkpoint-{n}" / "optimizer.json").read_text()) for n in (5, 6))

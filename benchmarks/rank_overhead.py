@@ -1,0 +1,85 @@
+"""What two processes cost: the time of a step with DDP and FSDP2 against half the time of one process.
+
+python benchmarks/rank_overhead.py [--steps 14]
+
+One thread per process, the same global batch, four micro-batches of one rank. Shown is the median over the steps after
+the fourth. Both processes share one memory bus and their messages go over loopback, so the figures are upper bounds of
+what the code adds, and say nothing about networks.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests import runs  # noqa: E402
+from tests.invariants.test_split import FSDP  # noqa: E402
+from tests.served import Ranks  # noqa: E402
+
+LENGTH, BATCH, WARM = 256, 16, 4
+MODEL = {
+    "vocab_size": 4224,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+}
+WAYS: list[tuple[str, int, dict[str, str], list[str]]] = [
+    ("1 process", 1, {}, []),
+    ("2 DDP", 2, {}, []),
+    ("2 FSDP2", 2, FSDP, []),
+    ("2 FSDP2, reduction deferred", 2, FSDP, ["--training.defer_gradient_reduction=true"]),
+]
+
+
+def seconds_per_step(directory: Path, ranks: Ranks, count: int, words: list[str], steps: int) -> float:
+    """Median time of a step."""
+    config = runs.write_run(
+        directory,
+        dropout=0.0,
+        max_duration=steps,
+        save_interval=None,
+        save_interval_ephemeral=None,
+        save_at_start=False,
+        global_train_batch_size=BATCH,
+        per_device_train_batch_size=BATCH // 4 // count,
+    )
+    settings = yaml.safe_load(config.read_text())
+    settings["model"]["config"], settings["data"]["sequence_length"] = MODEL, LENGTH
+    config.write_text(yaml.safe_dump(settings))
+    np.random.default_rng(0).integers(0, 4000, LENGTH * 64, dtype=np.uint16).tofile(directory / "tokens.npy")
+    ranks.run(config, *words)
+    rows = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
+    times = [row["time"] for row in rows if "train/CrossEntropyLoss" in row]
+    return statistics.median(b - a for a, b in zip(times[WARM:], times[WARM + 1 :], strict=False))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=14)
+    steps = parser.parse_args().steps
+    alone = 0.0
+    print("| processes | seconds per step | ideal | overhead |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as directory:
+        for number, (name, count, env, words) in enumerate(WAYS):
+            ranks = Ranks(count, **env)
+            seconds = seconds_per_step(Path(directory) / str(number), ranks, count, words, steps)
+            ranks.close()
+            alone = seconds if count == 1 else alone
+            ideal = alone / count
+            print(f"| {name} | {seconds:.2f} | {ideal:.2f} | {seconds / ideal - 1:+.0%} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

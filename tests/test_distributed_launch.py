@@ -1,0 +1,73 @@
+"""What an accelerate config asks for, against what the tested versions can do."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from olmo_hf.distributed import check_launch
+from olmo_hf.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
+
+
+def environment(name: str, **changes: str) -> dict[str, str]:
+    """What `accelerate launch` makes of a file."""
+    config = yaml.safe_load((CONFIGS / name).read_text(encoding="utf-8"))
+    found = {"WORLD_SIZE": str(config["num_processes"])}
+    if config["distributed_type"] == "FSDP":
+        fsdp = config["fsdp_config"]
+        found |= {
+            "ACCELERATE_USE_FSDP": "true",
+            "FSDP_VERSION": str(fsdp["fsdp_version"]),
+            "FSDP_CPU_RAM_EFFICIENT_LOADING": str(fsdp["fsdp_cpu_ram_efficient_loading"]).lower(),
+        }
+    if "parallelism_config" in config:
+        found["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
+        found |= {name.upper(): str(size) for name, size in config["parallelism_config"].items()}
+    return found | changes
+
+
+def problems(*args: str, **changes: str) -> list[str]:
+    try:
+        check_launch(environment(*args, **changes))
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_file_is_taken_or_says_that_it_is_not(path: Path) -> None:
+    assert bool(problems(path.name)) == ("NOT SUPPORTED" in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fsdp2_tensor_parallel.yaml", ("tp_size: found 2, expected 1", "fsdp2.yaml")),
+        ("fsdp2_context_parallel.yaml", ("cp_size: found 2, expected 1", "activation_checkpointing")),
+    ],
+)
+def test_what_is_not_supported_is_refused_in_words(name: str, words: tuple[str, ...]) -> None:
+    (problem,) = problems(name)
+    assert all(word in problem for word in words)
+
+
+def test_sizes_that_are_not_the_number_of_processes() -> None:
+    (problem,) = problems("hsdp.yaml", WORLD_SIZE="4")
+    assert "dp_replicate 2 x dp_shard 4 = 8, but 4 processes take part" in problem
+
+
+def test_all_problems_at_once() -> None:
+    changes = {"FSDP_VERSION": "1", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "1"}
+    found = problems("hsdp.yaml", **changes)
+    assert len(found) == 4
+    assert [
+        word
+        for word in ("fsdp_version", "ram_efficient", "2 = 2, but 8", "shard_size: found 1")
+        if word in "\n".join(found)
+    ] == ["fsdp_version", "ram_efficient", "2 = 2, but 8", "shard_size: found 1"]
+
+
+def test_a_launch_without_a_launcher_has_no_problems() -> None:
+    check_launch({})

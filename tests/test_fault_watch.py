@@ -1,0 +1,156 @@
+"""One rank fails, and all end soon: the thread that watches, and real processes that wait for one that is gone."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from olmo_hf import fault_watch
+from olmo_hf.fault_watch import FaultWatch
+from tests import runs
+from tests.served import free_port
+
+LIMIT_SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_watch, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(fault_watch, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(fault_watch, "SILENCE_SECONDS", 0.5)
+
+
+@pytest.fixture
+def store() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=20), wait_for_workers=False)
+
+
+def another(store: dist.TCPStore) -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=20))
+
+
+class Left:
+    """Takes the place of `os._exit`."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+        self.happened = threading.Event()
+
+    def __call__(self, code: int) -> None:
+        self.codes.append(code)
+        self.happened.set()
+
+
+def test_a_rank_that_fails_is_named_by_the_others(store: dist.TCPStore, capfd: pytest.CaptureFixture[str]) -> None:
+    left = Left()
+    watch = FaultWatch(another(store), leave=left)
+    watch.start()
+    FaultWatch(another(store)).announce("OSError: the disk is on fire", 7)
+    assert left.happened.wait(10)
+    assert left.codes == [7]
+    assert "because rank 0 failed: OSError: the disk is on fire" in capfd.readouterr().err
+
+
+def test_who_fails_too_says_so_itself(store: dist.TCPStore) -> None:
+    left = Left()
+    watch = FaultWatch(another(store), leave=left)
+    watch.start()
+    FaultWatch(another(store)).announce("first", 1)
+    watch.announce("second", 1)
+    time.sleep(0.5)
+    assert not left.codes
+    assert b"first" in another(store).get("fault"), "the first fault is the cause"
+    watch.stop()
+
+
+def test_the_end_of_the_run_ends_the_watch(store: dist.TCPStore) -> None:
+    left = Left()
+    watch = FaultWatch(another(store), leave=left)
+    watch.start()
+    watch.stop()
+    FaultWatch(another(store)).announce("too late", 1)
+    time.sleep(0.3)
+    assert not left.codes
+
+
+def test_a_silent_node_is_given_up(store: dist.TCPStore, capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = Left(), Left()
+    watches = [
+        FaultWatch(another(store), node=node, num_nodes=2, speaks=True, leave=left)
+        for node, left in enumerate((first, second))
+    ]
+    for watch in watches:
+        watch.start()
+    time.sleep(1.0)
+    assert not first.codes, "both speak"
+    watches[1].stop()
+    assert first.happened.wait(10)
+    assert "node 1 has not been heard of" in capfd.readouterr().err
+
+
+def test_without_its_launcher_a_process_does_not_go_on(store: dist.TCPStore) -> None:
+    left = Left()
+    FaultWatch(another(store), leave=left, launcher=os.getppid() + 1).start()
+    assert left.happened.wait(10)
+
+
+SCRIPT = """
+import sys, time
+import train_hf
+from olmo_hf.distributed import rank
+from olmo_hf.training.learning import LearningTrainer
+
+step = LearningTrainer.training_step
+
+def fail(self, *args, **kwargs):
+    if self.state.global_step == 2:
+        if rank() == 1:
+            raise {fault}
+        time.sleep(100_000)  # as in a collective without the other one
+    return step(self, *args, **kwargs)
+
+LearningTrainer.training_step = fail
+sys.exit(train_hf.run_and_report(train_hf.main, sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "said", "code"),
+    [
+        ("RuntimeError('the cooling failed')", "RuntimeError: the cooling failed", 1),
+        ("train_hf.OlmoHfError('no water')", "no water", 2),
+    ],
+    ids=["a fault", "an error for people"],
+)
+def test_all_ranks_end_with_the_message_of_the_one_that_failed(
+    tmp_path: Path, fault: str, said: str, code: int
+) -> None:
+    """No launcher ends them, and rank 0 would wait for ever."""
+    config = runs.write_run(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text("from olmo_hf.errors import OlmoHfError\n" + SCRIPT.format(fault=fault.replace("train_hf.", "")))
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    processes, outputs = [], [tmp_path / f"rank{rank}.txt" for rank in range(2)]
+    for rank, output in enumerate(outputs):
+        environment = runs.environment(RANK=str(rank), LOCAL_RANK=str(rank), **rendezvous)
+        with open(output, "wb") as file:
+            processes.append(
+                subprocess.Popen([sys.executable, str(script), str(config)], env=environment, stdout=file, stderr=file)
+            )
+    try:
+        processes[1].wait(timeout=200)
+        began = time.monotonic()
+        assert processes[0].wait(timeout=LIMIT_SECONDS) == code
+        assert time.monotonic() - began < LIMIT_SECONDS
+    finally:
+        for process in processes:
+            process.kill()
+    assert processes[1].returncode == code
+    assert f"rank 0 ends, because rank 1 failed: {said}" in outputs[0].read_text()
+    assert said in outputs[1].read_text()

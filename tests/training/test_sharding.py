@@ -1,0 +1,172 @@
+"""Models that are sharded before they have memory: what they hold, what is put in, and how it is reduced."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from olmo_hf.errors import CheckpointError
+from olmo_hf.model.args import ModelArgs
+from olmo_hf.model.build import build_model
+from olmo_hf.model.weights import check_weights, fill_weights, read_weights
+from tests import runs
+from tests.invariants.test_split import FSDP
+
+SHAPE = {
+    "vocab_size": 301,
+    "hidden_size": 32,
+    "intermediate_size": 67,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+}
+
+
+def sharded_weights(rank: int, source: str | None, tied: bool) -> dict[str, Any]:
+    """The whole weights of a model that was built without memory, sharded, and filled."""
+    args = ModelArgs(config=SHAPE | {"tie_word_embeddings": tied}) if source is None else ModelArgs(init_from=source)
+    model = build_model(args, seed=3, device="meta")
+    assert all(parameter.is_meta for parameter in model.parameters())
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    model.to_empty(device="cpu")
+    fill_weights(model, args, seed=3)
+    held = sum(parameter.to_local().numel() for parameter in set(model.parameters()))
+    whole = {name: parameter.full_tensor().detach() for name, parameter in model.named_parameters()}
+    return {"held": held, "whole": whole}
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("source", ["drawn", "read"])
+def test_every_rank_fills_its_own_part(two_ranks: Any, tmp_path: Path, source: str, tied: bool) -> None:
+    whole = build_model(ModelArgs(config=SHAPE | {"tie_word_embeddings": tied}), seed=3)
+    if source == "read":
+        whole.save_pretrained(tmp_path, max_shard_size="20KB")
+        assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    given = str(tmp_path) if source == "read" else None
+    expected = dict(whole.named_parameters())
+    total = sum(parameter.numel() for parameter in expected.values())
+    for found in two_ranks(sharded_weights, given, tied):
+        assert found["whole"].keys() == expected.keys()
+        for name, parameter in expected.items():
+            assert torch.equal(found["whole"][name], parameter), name
+        assert found["held"] < 0.55 * total
+
+
+def test_weights_in_half_precision_become_float32(tmp_path: Path) -> None:
+    source = build_model(ModelArgs(config=SHAPE), seed=3).bfloat16()
+    source.save_pretrained(tmp_path)
+    model = build_model(ModelArgs(init_from=str(tmp_path)), seed=0, device="meta")
+    model.to_empty(device="cpu")
+    read_weights(model, str(tmp_path))
+    for (name, ours), theirs in zip(model.named_parameters(), source.parameters(), strict=True):
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, theirs.float()), name
+
+
+@pytest.mark.parametrize("fault", ["another shape", "another depth", "no files"])
+def test_wrong_weights_are_refused_before_anything_is_sharded(tmp_path: Path, fault: str) -> None:
+    build_model(ModelArgs(config=SHAPE), seed=3).save_pretrained(tmp_path)
+    change = {"another shape": {"intermediate_size": 70}, "another depth": {"num_hidden_layers": 3}, "no files": {}}
+    if fault == "no files":
+        (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.init_from: the weights in"):
+        build_model(ModelArgs(init_from=str(tmp_path), config=change[fault]), seed=0, device="meta")
+
+
+def test_a_table_kept_by_older_files_is_no_weight(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = build_model(ModelArgs(config=SHAPE), seed=3)
+    model.save_pretrained(tmp_path)
+    table = load_file(tmp_path / "model.safetensors") | {"model.layers.0.rotary_emb.inv_freq": torch.zeros(4)}
+    save_file(table, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert "lm_head.weight" in check_weights(model, str(tmp_path))
+
+
+# ---- how often gradients are reduced ----
+
+COUNTING = """
+import json, os, sys
+from torch.profiler import ProfilerActivity, profile
+import train_hf
+
+found = []
+for words in json.loads(sys.argv[2]):
+    with profile(activities=[ProfilerActivity.CPU]) as recorder:
+        assert train_hf.run_and_report(train_hf.main, [sys.argv[1], *words]) == 0
+    names = [event.name() for event in recorder.profiler.kineto_results.events()]
+    found.append({name: names.count(f"c10d::{name}") for name in ("_reduce_scatter_base_", "allreduce_")})
+if os.environ["RANK"] == "0":
+    open(sys.argv[3], "w").write(json.dumps(found))
+"""
+STEPS = 2
+
+
+def counts(directory: Path, variants: list[dict[str, Any]], processes: int, **env: str) -> list[dict[str, int]]:
+    """Collectives of rank 0 in runs of two steps, which differ by the settings given."""
+    config = runs.write_run(
+        directory,
+        dropout=0.0,
+        max_duration=STEPS,
+        save_interval_ephemeral=None,
+        save_interval=None,
+        save_at_start=False,
+    )
+    script = directory / "count.py"
+    script.write_text(COUNTING)
+    words = [
+        [f"--training.{name}={value}" for name, value in variant.items()] + [f"--training.output_dir={directory}/{i}"]
+        for i, variant in enumerate(variants)
+    ]
+    out = directory / "counts.json"
+    process = runs.start(config, json.dumps(words), str(out), processes=processes, script=script, **env)
+    assert process.wait(timeout=240) == 0, (directory / "log.txt").read_text()[-3000:]
+    return json.loads(out.read_text())
+
+
+def test_fsdp_reduces_after_each_micro_batch_or_once(tmp_path: Path) -> None:
+    """A unit is the embedding, each of the two layers, or the last norm with the head: four of them."""
+    each, once, grouped = counts(
+        tmp_path,
+        [
+            {"per_device_train_batch_size": 1},
+            {"per_device_train_batch_size": 1, "defer_gradient_reduction": "true"},
+            {"per_device_train_batch_size": 1, "defer_gradient_reduction": "true", "fsdp_layers_per_unit": 2},
+        ],
+        2,
+        **FSDP,
+    )
+    assert each["_reduce_scatter_base_"] == 4 * STEPS * 4, "four micro-batches"
+    assert once["_reduce_scatter_base_"] == 4 * STEPS
+    assert grouped["_reduce_scatter_base_"] == 3 * STEPS, "both layers are one unit"
+    losses = [runs.losses(tmp_path / str(i))[STEPS] for i in range(3)]
+    for found in losses[1:]:
+        assert found[:2] == pytest.approx(losses[0][:2], rel=1e-5)
+
+
+def test_ddp_reduces_once_whatever_the_micro_batch(tmp_path: Path) -> None:
+    four, one = counts(tmp_path, [{"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 4}], 2)
+    assert four["allreduce_"] == one["allreduce_"] > 0
+
+
+@pytest.mark.slow
+def test_replicas_of_hsdp_meet_once(tmp_path: Path) -> None:
+    """Four processes in 2 x 2: two micro-batches or one, the same sums between replicas."""
+    assert os.cpu_count()
+    hybrid = {
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",
+        "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2",
+    }
+    two, one = counts(
+        tmp_path, [{"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 2}], 4, **FSDP, **hybrid
+    )
+    assert two["allreduce_"] == one["allreduce_"] > 0
+    assert two["_reduce_scatter_base_"] == 2 * one["_reduce_scatter_base_"]
