@@ -45,9 +45,9 @@ class _Products:
         self._bias = None if bias is None else bias.to(self._dtype)  # (V,)
         rows = min(head.chunk_tokens, hidden.shape[0])
         self._computed = hidden.new_empty(rows, weight.shape[0], dtype=self._dtype)  # (C, V)
-        in_float32 = self._dtype == torch.float32
+        self._in_float32 = self._dtype == torch.float32
         self._logits = (
-            self._computed if in_float32 else self._computed.new_empty(self._computed.shape, dtype=torch.float32)
+            self._computed if self._in_float32 else self._computed.new_empty(self._computed.shape, dtype=torch.float32)
         )
 
     def logits(self, chunk: torch.Tensor) -> torch.Tensor:
@@ -57,12 +57,12 @@ class _Products:
             computed.addmm_(chunk, self._weight.T, beta=0.0, alpha=self._scale)
         else:
             torch.addmm(self._bias, chunk, self._weight.T, beta=self._scale, alpha=self._scale, out=computed)
-        return logits if logits.data_ptr() == computed.data_ptr() else logits.copy_(computed)
+        return logits if self._in_float32 else logits.copy_(computed)
 
     def gradient(self, logits: torch.Tensor) -> torch.Tensor:
         """The gradient that stands in the place of `logits`, in the precision of the products."""
         computed = self._computed[: logits.shape[0]]
-        return logits if logits.data_ptr() == computed.data_ptr() else computed.copy_(logits)
+        return logits if self._in_float32 else computed.copy_(logits)
 
     def add_grad_hidden(self, gradient: torch.Tensor, out: torch.Tensor) -> None:
         """(C, V) -> (C, D), written to `out`."""
