@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -245,6 +245,24 @@ def run_on_all(
 def fsdp_requested() -> bool:
     """Whether the launcher asked for FSDP (`distributed_type: FSDP` in the accelerate config)."""
     return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def launched_sharding(environment: Mapping[str, str]) -> tuple[Literal["full", "grad", "none"], int]:
+    """What the launcher asked to spread over devices, and the number of replicas of a sharded model.
+
+    Args:
+        environment: as `accelerate launch` has set it.
+
+    Returns:
+        `full` (FSDP), `grad` (gathered weights stay until the backward pass) or `none`; replicas, 1 without HSDP.
+    """
+    if environment.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return "none", 1
+    replicas = 1
+    if environment.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true":
+        replicas = int(environment.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1"))
+    reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() != "false"
+    return "full" if reshards else "grad", replicas
 
 
 def enable_fsdp_on_cpu() -> None:

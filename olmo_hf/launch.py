@@ -12,7 +12,7 @@ from pathlib import Path
 from transformers.utils import logging as transformers_logging
 
 from olmo_hf.args import RunArgs
-from olmo_hf.distributed import is_main_process, start_processes, world_size
+from olmo_hf.distributed import is_main_process, launched_sharding, start_processes, world_size
 from olmo_hf.errors import ConfigError, OlmoHfError
 from olmo_hf.fault_watch import announce_fault, start_fault_watch, stop_fault_watch
 from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
@@ -200,5 +200,8 @@ def show_plan(
     rows += describe_model(model.config, run.data.sequence_length)
     rows += describe(plan)
     rows += describe_optimizer(model, run.training)
-    rows += memory_rows(estimate_memory(memory_settings(run, plan), model.config)) if with_memory else []
+    if with_memory:
+        sharding, replicas = launched_sharding(os.environ)
+        settings = memory_settings(run, plan, sharding=sharding, replicas=replicas)
+        rows += memory_rows(estimate_memory(settings, model.config))
     print_rows(rows)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from olmo_hf.distributed import check_launch
+from olmo_hf.distributed import check_launch, launched_sharding
 from olmo_hf.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
@@ -20,6 +20,7 @@ def environment(name: str, **changes: str) -> dict[str, str]:
         found |= {
             "ACCELERATE_USE_FSDP": "true",
             "FSDP_VERSION": str(fsdp["fsdp_version"]),
+            "FSDP_RESHARD_AFTER_FORWARD": str(fsdp["fsdp_reshard_after_forward"]).lower(),
             "FSDP_CPU_RAM_EFFICIENT_LOADING": str(fsdp["fsdp_cpu_ram_efficient_loading"]).lower(),
         }
     if "parallelism_config" in config:
@@ -71,3 +72,16 @@ def test_all_problems_at_once() -> None:
 
 def test_a_launch_without_a_launcher_has_no_problems() -> None:
     check_launch({})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ddp.yaml", ("none", 1)),
+        ("fsdp2.yaml", ("full", 1)),
+        ("fsdp2_shard_grad_op.yaml", ("grad", 1)),
+        ("nodes_hsdp.yaml", ("full", 2)),
+    ],
+)
+def test_a_plan_knows_how_it_was_launched(name: str, expected: tuple[str, int]) -> None:
+    assert launched_sharding(environment(name)) == expected

@@ -1,11 +1,12 @@
 """The table of a plan: what `olmo-hf plan` and `train_hf.py --dry_run` print."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from olmo_hf.args import RunArgs
-from olmo_hf.distributed import is_main_process
+from olmo_hf.distributed import is_main_process, launched_sharding
 from olmo_hf.model.activation_checkpointing import STRATEGIES
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
 from olmo_hf.recipes.memory import Memory, MemorySettings, estimate_memory
@@ -84,7 +85,8 @@ def print_paper_plan(run: RunArgs, *, num_processes: int) -> int:
         ConfigError: see `plan_run`.
     """
     plan = plan_run(run, num_processes=num_processes)
-    memory = estimate_memory(memory_settings(run, plan.batch), plan.config)
+    sharding, replicas = launched_sharding(os.environ)
+    memory = estimate_memory(memory_settings(run, plan.batch, sharding=sharding, replicas=replicas), plan.config)
     if is_main_process():
         print_rows([("name", run.name), *plan.rows(), *learning_rate_rows(plan), *memory_rows(memory)])
     return 0

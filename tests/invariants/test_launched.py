@@ -58,9 +58,12 @@ def test_launched_processes_give_the_losses_of_one(
 
 
 @pytest.mark.slow
-def test_two_nodes_give_the_losses_of_one_process(one: dict[int, tuple[float, float, float]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_two_nodes_give_the_losses_of_one_process(
+    one: dict[int, tuple[float, float, float]], tmp_path: Path, backend: str
+) -> None:
     config = runs.write_run(tmp_path, dropout=0.0, max_duration=STEPS, save_interval_ephemeral=None)
-    assert Nodes(config).wait() == [0, 0]
+    assert Nodes(config, RDZV_BACKEND=backend).wait() == [0, 0]
     same(runs.losses(tmp_path / "run"), one)
 
 
