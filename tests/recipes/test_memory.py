@@ -81,9 +81,9 @@ def really_held(strategy: str | None, half: bool, loss_implementation: str) -> i
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("strategy", [None, "whole_layer", "one_in_two", "fine_grained"])
 def test_a_followed_step_holds_what_a_real_one_does(strategy, half, loss):
-    """Within 10 %: kernels also need memory inside, which has no tensor."""
+    """Within 2 % in float32; on a CPU, products in bfloat16 add up in float32 buffers inside, which a GPU has not."""
     found = follow(activation_checkpointing=strategy, half=half, loss_implementation=loss)
-    assert found.total == pytest.approx(really_held(strategy, half, loss), rel=0.1)
+    assert found.total == pytest.approx(really_held(strategy, half, loss), rel=0.15 if half else 0.02)
 
 
 def test_recomputation_saves():
