@@ -29,8 +29,8 @@ export LOG_DIR=${LOG_DIR:-logs/$SLURM_JOB_ID}
 export PYTHON=${PYTHON:-$PWD/.venv/bin/python}
 mkdir -p "$LOG_DIR"
 
-# One task per node. A node that gives up ends the step; a node that only restarts does not.
-srun --kill-on-bad-exit=1 --wait=120 bash -c 'NODE_RANK=$SLURM_NODEID exec launch/node.sh "$@"' node "$@"
+# One task per node. When the first node has ended, the others have ten minutes to finish what they copy elsewhere.
+srun --kill-on-bad-exit=0 --wait=600 bash -c 'NODE_RANK=$SLURM_NODEID exec launch/node.sh "$@"' node "$@"
 code=$?
 
 case $code in

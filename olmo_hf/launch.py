@@ -124,8 +124,9 @@ def run_and_report(main: Callable[[Sequence[str]], int], words: Sequence[str]) -
 
 
 def forget_last_exit_code() -> None:
-    """What an earlier launch left for the script that started it says nothing about this one."""
-    if path := os.environ.get(EXIT_CODE_FILE_VARIABLE):
+    """What the processes before a restart left for the script says nothing about these; one of a node removes it."""
+    path = os.environ.get(EXIT_CODE_FILE_VARIABLE)
+    if path and os.environ.get("LOCAL_RANK", "0") == "0":
         Path(path).unlink(missing_ok=True)
 
 
