@@ -50,8 +50,8 @@ def read_weights(model: OlmoHfForCausalLM, source: str) -> None:
         targets.setdefault(where[plain_name(name)], {})[plain_name(name)] = parameter
     for path, parameters in targets.items():
         with safe_open(path, framework="pt") as file:
-            for name, parameter in parameters.items():
-                local, part = local_slice(parameter)
+            for name, target in parameters.items():
+                local, part = local_slice(target)
                 if local.numel() > 0:
                     local.copy_(file.get_slice(name)[part])
 

@@ -262,7 +262,7 @@ def step_memory(config: OlmoHfConfig, settings: StepSettings) -> StepMemory:
     if settings.activation_checkpointing is not None:
         apply_activation_checkpointing(model, settings.activation_checkpointing)
     if settings.is_sharded and settings.half:
-        model.to(torch.bfloat16)  # FSDP gathers weights in the precision of the products
+        nn.Module.to(model, torch.bfloat16)  # FSDP gathers weights in the precision of the products
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         model.tie_weights()
