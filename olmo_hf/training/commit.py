@@ -162,6 +162,9 @@ def remove_tree(path: Path) -> bool:
         return True
     trash = path.parent / f"{TRASH_PREFIX}{path.name.lstrip('.')}"
     try:
+        if path.is_symlink():  # what it points to was put elsewhere by somebody, and is theirs
+            path.unlink()
+            return True
         if path != trash:
             if trash.exists():
                 shutil.rmtree(trash)
@@ -263,6 +266,9 @@ def newest_whole(run_dir: Path, *, up_to_step: int | None = None) -> tuple[Path 
             manifest = verify(path)
         except CheckpointError as error:
             passed_over.append(str(error))
+            continue
+        if manifest.step != step_of(path):
+            passed_over.append(f"{path}: holds step {manifest.step}; a checkpoint must keep the name it was given")
             continue
         if manifest.optimizer:
             return path, passed_over

@@ -103,6 +103,26 @@ def test_stray_files_and_empty_directories_do_not_count(tmp_path: Path) -> None:
     assert len(passed_over) == 1
 
 
+def test_a_renamed_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    """Its step would be counted twice, and steps written to come would be taken for older than it."""
+    make(tmp_path, 4)
+    make(tmp_path, 8).rename(tmp_path / "checkpoint-9")
+    found, passed_over = commit.newest_whole(tmp_path)
+    assert found == tmp_path / "checkpoint-4"
+    assert passed_over == [f"{tmp_path}/checkpoint-9: holds step 8; a checkpoint must keep the name it was given"]
+
+
+def test_a_checkpoint_moved_to_another_disk_is_rotated_by_its_link(tmp_path: Path) -> None:
+    moved = make(tmp_path / "run", 4).rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / "checkpoint-4").symlink_to(moved)
+    newest = make(tmp_path / "run", 8)
+    assert commit.newest_whole(tmp_path / "run", up_to_step=5)[0] == tmp_path / "run" / "checkpoint-4"
+    rotation.rotate(tmp_path / "run", newest=newest, keep=rotation.Keep(unsharded=1))
+    assert [path.name for path in commit.list_checkpoints(tmp_path / "run")] == ["checkpoint-8"]
+    assert (moved / WEIGHTS).is_file()
+    assert not list((tmp_path / "run").glob(".trash*"))
+
+
 def test_the_step_decides_and_not_the_clock(tmp_path: Path) -> None:
     for step, seconds in ((9, 100), (10, 50), (2, 1_000_000_000)):
         os.utime(make(tmp_path, step), (seconds, seconds))
