@@ -36,18 +36,18 @@ def small_disk(tmp_path: Path) -> Iterator[Mount]:
         subprocess.run(["umount", str(path)], check=True)
 
 
-def fails(config: Path) -> str:
+def fails(forks: Forks, config: Path) -> str:
     """What a run that must fail printed since the last call; it must exit with 2."""
     log = config.parent / "log.txt"
     log.unlink(missing_ok=True)
-    assert runs.start(config).wait(timeout=240) == 2
+    assert forks.start(config).wait() == [2]
     return log.read_text(errors="replace")
 
 
-def test_a_disk_too_small_is_found_before_the_first_step(tmp_path: Path, small_disk: Mount) -> None:
+def test_a_disk_too_small_is_found_before_the_first_step(forks: Forks, tmp_path: Path, small_disk: Mount) -> None:
     disk = small_disk(250)
     config = runs.write_run(tmp_path, output_dir=str(disk / "run"))
-    text = fails(config)
+    text = fails(forks, config)
     assert "error:" in text
     assert "a checkpoint needs" in text
     assert "are free" in text
@@ -56,12 +56,12 @@ def test_a_disk_too_small_is_found_before_the_first_step(tmp_path: Path, small_d
     assert commit.list_checkpoints(disk / "run") == []
 
 
-def test_a_read_only_disk_is_found_before_the_first_step(tmp_path: Path, small_disk: Mount) -> None:
+def test_a_read_only_disk_is_found_before_the_first_step(forks: Forks, tmp_path: Path, small_disk: Mount) -> None:
     disk = small_disk(4000)
     (disk / "run").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     config = runs.write_run(tmp_path, output_dir=str(disk / "run"))
-    text = fails(config)
+    text = fails(forks, config)
     assert "cannot write here" in text
     assert str(disk / "run") in text
     assert "Traceback" not in text
@@ -72,17 +72,17 @@ def test_a_read_only_disk_is_found_before_the_first_step(tmp_path: Path, small_d
     [pytest.param(100, "a checkpoint needs", id="before"), pytest.param(372, "No space left", id="in-the-middle")],
 )
 def test_a_disk_that_fills_up_costs_nothing(
-    tmp_path: Path, small_disk: Mount, free_kilobytes: int, reason: str
+    undisturbed: Undisturbed, forks: Forks, tmp_path: Path, small_disk: Mount, free_kilobytes: int, reason: str
 ) -> None:
     disk = small_disk(4000)
     config = runs.write_run(tmp_path, output_dir=str(disk / "run"))
-    runs.run(config, "--training.stop_after=4")
+    forks.run(config, "--training.stop_after=4")
     before = commit.read_manifest(disk / "run" / "checkpoint-4")
 
     statistics = os.statvfs(disk)
     filler = disk / "filler"
     filler.write_bytes(b"0" * (statistics.f_bavail * statistics.f_frsize - free_kilobytes * 1024))
-    text = fails(config)
+    text = fails(forks, config)
     assert "checkpoint-6" in text
     assert reason in text
     assert "Older checkpoints are untouched" in text
@@ -91,10 +91,8 @@ def test_a_disk_that_fills_up_costs_nothing(
     assert not list((disk / "run").glob(".staging*")), "the space of the failed attempt is given back"
 
     filler.unlink()
-    runs.run(config)
-    undisturbed = runs.write_run(tmp_path / "undisturbed")
-    runs.run(undisturbed)
-    runs.same_run(disk / "run", tmp_path / "undisturbed" / "run")
+    forks.run(config)
+    runs.same_run(disk / "run", undisturbed["one"])
 
 
 @pytest.fixture
@@ -129,8 +127,7 @@ def test_a_directory_made_read_only_costs_nothing(
     assert "Read-only file system" in text
     assert "Older checkpoints are untouched" in text
     commit.verify(run_dir / "checkpoint-6")
-    assert forks.start(config).wait() == [2]
-    text = (tmp_path / "log.txt").read_text(errors="replace")
+    text = fails(forks, config)
     assert "cannot write here" in text
     assert "Traceback" not in text
     subprocess.run(["mount", "-o", "remount,bind,rw", str(run_dir)], check=True)
