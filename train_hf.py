@@ -49,8 +49,13 @@ def main(words: Sequence[str]) -> int:
     train_data = build_train_data(
         run.data, seed=seed, global_train_batch_size=batch, start=DataPosition(), tokenizer_size=size, **vocabulary
     )
-    eval_batch = run.training.per_device_eval_batch_size
-    evaluators = build_evaluators(run.evaluation, per_device_eval_batch_size=eval_batch, **vocabulary)
+    evaluators = build_evaluators(
+        run.evaluation,
+        per_device_eval_batch_size=run.training.per_device_eval_batch_size,
+        tokenizer=tokenizer,
+        max_position_embeddings=model.config.max_position_embeddings,
+        **vocabulary,
+    )
     flops = flops_per_token(model.config, length).total
     with open_run(
         run_directory(run),

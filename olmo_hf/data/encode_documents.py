@@ -34,6 +34,7 @@ class EncodedBatch:
         num_empty: Documents without any text; they give no tokens.
         bad: What is wrong with those that could not be used.
         size_bytes: Size of the batch in the sources.
+        text_bytes: Length of each document's text in UTF-8, int64, shape (D,).
     """
 
     number: int
@@ -44,6 +45,7 @@ class EncodedBatch:
     num_empty: int = 0
     bad: list[str] = field(default_factory=list)
     size_bytes: int = 0
+    text_bytes: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class BatchEncoder:
             num_empty=num_empty,
             bad=bad,
             size_bytes=batch.size_bytes,
+            text_bytes=np.array([len(text.encode("utf-8", "replace")) for text in texts], np.int64),
         )
 
 

@@ -39,6 +39,9 @@ class ManifestFile:
     label_mask: str | None = None
     """File of label flags, relative to the manifest."""
 
+    text_bytes: int | None = None
+    """Length of the documents' text in UTF-8, without end-of-text tokens; None in older manifests."""
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -155,7 +158,12 @@ def _wrong_types(manifest: Manifest) -> list[str]:
     ]
     wrong += [name for name in ("vocab_size", "eos_token_id") if not _is_count(getattr(manifest, name))]
     for file in manifest.files:
-        numbers = (file.num_tokens, file.num_documents, file.size_bytes)
+        numbers = (
+            file.num_tokens,
+            file.num_documents,
+            file.size_bytes,
+            0 if file.text_bytes is None else file.text_bytes,
+        )
         texts = (file.path, file.sha256, "" if file.label_mask is None else file.label_mask)
         if not all(map(_is_count, numbers)) or not all(isinstance(text, str) for text in texts):
             wrong.append(f"the entry of {file.path!r}")

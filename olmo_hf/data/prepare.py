@@ -185,10 +185,14 @@ class _Work:
 
     def _write(self, encoded: EncodedBatch) -> None:
         end = 0
-        for length, validation in zip(encoded.lengths.tolist(), encoded.validation.tolist(), strict=True):
+        documents = zip(
+            encoded.lengths.tolist(), encoded.validation.tolist(), encoded.text_bytes.tolist(), strict=True
+        )
+        for length, validation, text_bytes in documents:
             begin, end = end, end + length
             mask = None if encoded.label_mask is None else encoded.label_mask[begin:end]
-            self.writers["validation" if validation else "train"].add(encoded.tokens[begin:end], mask)
+            writer = self.writers["validation" if validation else "train"]
+            writer.add(encoded.tokens[begin:end], mask, text_bytes=text_bytes)
         report = self.report
         assert report.bad is not None
         report.num_empty += encoded.num_empty

@@ -107,9 +107,11 @@ class SplitWriter:
         self.files: list[ManifestFile] = []
         self._open: list[_OpenFile] = []
         self._tokens = self._documents = 0
+        self._text_bytes: int | None = 0
         if state is not None:
             self.files = [ManifestFile(**file) for file in state["files"]]
             self._tokens, self._documents = state["open_tokens"], state["open_documents"]
+            self._text_bytes = state.get("open_text_bytes")  # not noted by an older version
             self._drop_files_behind()
             if self._tokens:
                 self._start_file()
@@ -124,8 +126,14 @@ class SplitWriter:
         """Documents written so far."""
         return sum(file.num_documents for file in self.files) + self._documents
 
-    def add(self, tokens: np.ndarray, label_mask: np.ndarray | None = None) -> None:
-        """Appends one document, shape (T,), with its label flags, shape (T,), if flags are written."""
+    def add(self, tokens: np.ndarray, label_mask: np.ndarray | None = None, *, text_bytes: int = 0) -> None:
+        """Appends one document, shape (T,), with its label flags, shape (T,), if flags are written.
+
+        Args:
+            tokens: The document.
+            label_mask: Its flags.
+            text_bytes: Length of its text in UTF-8.
+        """
         content = as_dtype(tokens, self.dtype)
         if self._tokens and self._tokens + tokens.size > self.max_tokens_per_file:
             self._finish_file()
@@ -138,6 +146,7 @@ class SplitWriter:
             self._open[1].write(label_mask.astype(np.bool_))
         self._tokens += tokens.size
         self._documents += 1
+        self._text_bytes = None if self._text_bytes is None else self._text_bytes + text_bytes
 
     def state(self) -> dict[str, Any]:
         """Puts everything on disk and says how far it goes."""
@@ -147,6 +156,7 @@ class SplitWriter:
             "files": [asdict(file) for file in self.files],
             "open_tokens": self._tokens,
             "open_documents": self._documents,
+            "open_text_bytes": self._text_bytes,
         }
 
     def close(self) -> list[ManifestFile]:
@@ -178,9 +188,10 @@ class SplitWriter:
                 size_bytes=results[0][0],
                 sha256=results[0][1],
                 label_mask=f"{LABEL_MASK_FOLDER}/{self._open[1].path.name}" if self.with_label_mask else None,
+                text_bytes=self._text_bytes,
             )
         )
-        self._open, self._tokens, self._documents = [], 0, 0
+        self._open, self._tokens, self._documents, self._text_bytes = [], 0, 0, 0
 
     def _drop_files_behind(self) -> None:
         """Removes what was written after the state: it will be written again."""

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from olmo_hf.data.mixes import mix_names, read_mix
+from olmo_hf.evaluation.tasks.table import original_tasks
 from olmo_hf.recipes.ledger import Ledger
 from olmo_hf.recipes.original_defaults import DATA, INSTANCE_FILTER
+from olmo_hf.settings.problems import nearest
 
 _NO_EFFECT = {
     "pad_direction": "instances have one length; nothing is padded",
@@ -103,7 +105,7 @@ def _flat(listed: Any) -> list[str]:
 
 
 def translate_evaluators(ledger: Ledger, evaluators: Sequence[Any], *, sequence_length: int) -> None:
-    """Sets `evaluation.*`: perplexity by data set; tasks are left to the evaluation of checkpoints."""
+    """Sets `evaluation.*`: perplexity by data set, and tasks under the same labels."""
     ledger.keep("eval_interval", "evaluation.interval")
     ledger.keep("eval_on_load", "evaluation.on_load")
     ledger.no_effect("evaluators", "none")
@@ -121,13 +123,41 @@ def translate_evaluators(ledger: Ledger, evaluators: Sequence[Any], *, sequence_
             ours += _perplexity(evaluator, most, sequence_length)
             _judge_perplexity(ledger, prefix, most)
         else:
-            for key in ledger.below(f"{prefix}."):
-                ledger.no_effect(
-                    key, "tasks are evaluated from checkpoints: lm_eval --model hf --model_args pretrained="
-                )
+            most = _most_instances(evaluator, subset, batch)
+            limits = limits or most is not None
+            _add_task(ledger, ours, evaluator, prefix, most)
     ledger.settings["evaluation.evaluators"] = ours
     note = "written as instances of one device; the original counts them on every device" if limits else "all batches"
     ledger.judge("eval_subset_num_batches", "translated" if limits else "without effect", "", note)
+
+
+def _add_task(
+    ledger: Ledger, ours: list[dict[str, Any]], evaluator: Mapping[str, Any], prefix: str, most: int | None
+) -> None:
+    """One task; those that follow each other and are limited alike stand in one block."""
+    label = str(evaluator.get("label"))
+    known = original_tasks()
+    if label not in known:
+        near = nearest(label, known)
+        ledger.refuse(f"{prefix}.label", f"there is no such task{'' if near is None else f'; did you mean {near}?'}")
+    else:
+        # The original counts continuations, of which a question has about four.
+        limit = {} if most is None else {"max_instances": max(1, most // 4)}
+        last = ours[-1] if ours else {}
+        if last.get("type") != "downstream" or last.get("max_instances") != limit.get("max_instances"):
+            ours.append({"type": "downstream", "tasks": [], **limit})
+        ours[-1]["tasks"].append(label)
+        ledger.judge(f"{prefix}.label", "translated", "evaluation.evaluators", "the same task")
+    for key in ledger.below(f"{prefix}."):
+        name = key.removeprefix(f"{prefix}.")
+        if name == "type":
+            ledger.judge(key, "translated", "evaluation.evaluators", "")
+        elif name == "subset_num_batches" and most is not None:
+            ledger.judge(key, "translated", "evaluation.evaluators", "as questions of four continuations")
+        elif name.startswith("data.") or name in ("device_eval_batch_size", "subset_num_batches"):
+            ledger.no_effect(key, "speed and memory of evaluation only")
+        else:
+            ledger.refuse(key, "tasks have no such setting here")
 
 
 def _most_instances(evaluator: Mapping[str, Any], subset: int, batch: int) -> int | None:

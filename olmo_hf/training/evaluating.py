@@ -1,8 +1,9 @@
 """The seam between the trainer and whatever judges the model: who may evaluate, and how training is left untouched."""
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -30,13 +31,16 @@ class Evaluator(Protocol):
 
 @contextmanager
 def training_left_untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients inside; training mode and all random states as before afterwards."""
+    """Evaluation mode without gradients inside; training mode and all random states as before afterwards.
+
+    What is compiled for training is neither used nor added to: batches of evaluation have other shapes.
+    """
     was_training = model.training
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _nothing_compiled():
             yield
     finally:
         model.train(was_training)
@@ -45,6 +49,11 @@ def training_left_untouched(model: nn.Module) -> Iterator[None]:
         torch.set_rng_state(torch_state)
         if cuda_states is not None:
             torch.cuda.set_rng_state_all(cuda_states)
+
+
+def _nothing_compiled() -> AbstractContextManager:
+    # Asking for it would import the compiler, which takes seconds.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def run_evaluators(

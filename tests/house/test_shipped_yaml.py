@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from olmo_hf.config_file import config_hash, load_run, run_to_yaml
+from olmo_hf.evaluation.tasks.table import find_tasks
 
 ROOT = Path(__file__).parent.parent.parent
 RUNS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -85,3 +86,10 @@ def test_a_launch_config_is_one_for_accelerate(path):
         layer = fsdp["fsdp_transformer_layer_cls_to_wrap"]
         modeling = (ROOT / "olmo_hf" / "model" / "layers_olmo.py").read_text(encoding="utf-8")
         assert re.search(rf"^class {layer}\(", modeling, re.M)
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+def test_every_task_of_a_shipped_run_exists(path):
+    for evaluator in load_run(path).evaluation.evaluators:
+        if evaluator.type == "downstream":
+            assert len(find_tasks(evaluator.tasks)) == len(evaluator.tasks)

@@ -151,15 +151,26 @@ def test_evaluators(imported):
     evaluators = [
         {"label": "all", "data": {"datasets": sets, "memmap_dtype": "uint32", "drop_last": True}},
         {"label": "piqa", "type": "downstream"},
+        {"label": "arc_easy", "type": "downstream", "data": {"num_workers": 2, "drop_last": False}},
+        {"label": "boolq", "type": "downstream", "subset_num_batches": 10, "device_eval_batch_size": 8},
     ]
     found = imported({"evaluators": evaluators, "eval_interval": 25, "eval_subset_num_batches": 3})
     evaluation = run_of(found).evaluation
-    assert [one.label for one in evaluation.evaluators] == ["books", "wiki"]
+    assert [one.label for one in evaluation.evaluators] == ["books", "wiki", "", ""]
     assert evaluation.interval == 25
     first = evaluation.evaluators[0]
     assert (first.data.token_dtype, first.mean_over, first.max_instances) == ("uint32", "instances", 6)
-    assert status(found, "evaluators[1].label") == "without effect"
-    assert "lm_eval" in found.ledger.verdicts["evaluators[1].label"].note
+    tasks = [(one.type, one.tasks, one.max_instances) for one in evaluation.evaluators[2:]]
+    # Three batches of two continuations, or ten of eight, as questions of four.
+    assert tasks == [("downstream", ("piqa", "arc_easy"), 1), ("downstream", ("boolq",), 20)]
+    assert status(found, "evaluators[1].label") == "translated"
+    assert status(found, "evaluators[2].data.num_workers") == "without effect"
+
+
+def test_tasks_that_do_not_exist_are_refused_with_the_nearest(imported):
+    found = imported({"evaluators": [{"label": "arc_esy", "type": "downstream"}]})
+    assert status(found, "evaluators[0].label") == "refused"
+    assert "arc_easy" in found.ledger.verdicts["evaluators[0].label"].note
 
 
 def test_a_second_stage_counts_from_zero_and_keeps_the_optimizer(imported):

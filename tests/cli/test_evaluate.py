@@ -1,0 +1,143 @@
+"""`olmo-hf evaluate` on small checkpoints and tasks of one's own."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from olmo_hf.cli import evaluate as verb
+from olmo_hf.cli.main import main
+from olmo_hf.errors import CheckpointError
+from olmo_hf.recipes.evaluate import find_targets
+from olmo_hf.report.evaluations import draw_evaluations
+from tests.evaluation.test_perplexity import tiny_model
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz ?:\n"
+
+
+def letter_tokenizer() -> PreTrainedTokenizerFast:
+    """A token per letter, 32 in all."""
+    words = {letter: 2 + place for place, letter in enumerate(LETTERS)} | {"<end>": 0, "<unknown>": 1}
+    raw = Tokenizer(models.WordLevel(words, unk_token="<unknown>"))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>", unk_token="<unknown>")
+
+
+def write_task(folder: Path) -> Path:
+    """A task of four questions."""
+    lines = [{"q": word, "options": ["yes", "no it is not"], "gold": place % 2} for place, word in enumerate("abcd")]
+    (folder / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = folder / "tasks.yaml"
+    path.write_text('mine: {documents: mine.jsonl, context: "is {{ q }}?", choices: options, answer: gold}\n')
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two whole checkpoints and a sharded one."""
+    folder = tmp_path_factory.mktemp("run")
+    write_task(folder)
+    for step in (10, 20):
+        tiny_model(seed=step).save_pretrained(folder / f"checkpoint-{step}")
+        letter_tokenizer().save_pretrained(folder / f"checkpoint-{step}")
+    (folder / "checkpoint-30").mkdir()
+    return folder
+
+
+def evaluate(*words: str | Path) -> int:
+    return main(["evaluate", *map(str, words)])
+
+
+def test_one_checkpoint(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = ["--task-file", run / "tasks.yaml", "--tasks", "mine"]
+    assert evaluate(run / "checkpoint-10", *task, "--metrics", "acc,bpb", "-o", tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert "eval/downstream/mine_acc" in shown
+    (result,) = json.loads((tmp_path / "evaluation.json").read_text())["results"]
+    assert result["step"] == 10
+    assert result["questions"] == {"mine": 4}
+    assert set(result["metrics"]) == {"eval/downstream/mine_acc", "eval/downstream_bpb/mine_bpb"}
+    assert not (tmp_path / "evaluation.png").exists()
+    assert evaluate(run, *task, "--limit", 2, "-o", tmp_path) == 0
+    (result,) = json.loads((tmp_path / "evaluation.json").read_text())["results"]
+    assert (result["step"], result["questions"]) == (20, {"mine": 2}), "the newest whole one"
+
+
+def test_all_checkpoints_of_a_run_with_a_plot(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--all", "--task-file", run / "tasks.yaml", "--tasks", "mine", "--metrics", "acc,bpb", "-o", tmp_path]
+    assert evaluate(run, *words) == 0
+    shown = capsys.readouterr()
+    assert [result["step"] for result in json.loads((tmp_path / "evaluation.json").read_text())["results"]] == [10, 20]
+    assert "checkpoint-10 checkpoint-20" in shown.out
+    assert "checkpoint-30 is sharded" in shown.err
+    assert (tmp_path / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_evaluators_of_a_run_are_used_too(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "run.yaml"
+    block = f"{{type: downstream, tasks: [mine], task_files: [{run / 'tasks.yaml'}], metrics: [ce_loss]}}"
+    config.write_text(
+        f"name: x\nmodel: {{preset: olmo2_tiny}}\ndata: {{paths: [x.npy]}}\n"
+        f"training: {{max_duration: 1, global_train_batch_size: 1}}\nevaluation: {{evaluators: [{block}]}}\n"
+    )
+    assert evaluate(run / "checkpoint-10", "--config", config) == 0
+    assert "eval/downstream_ce_loss/mine_ce_loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "no model is named"),
+        (["RUN"], "nothing is to be measured"),
+        (["RUN", "--tasks", "piqqa"], "did you mean piqa"),
+        (["RUN/checkpoint-30", "--tasks", "piqa"], "holds no model"),
+        (["/no/such/place", "--tasks", "piqa"], "no such directory"),
+        (["RUN", "--tasks", "piqa", "--metrics", "accuracy"], "expected some of acc"),
+        (["RUN", "--tasks", "mine", "--task-file", "RUN/tasks.yaml", "--limit", "0"], "at least 1"),
+        (["RUN", "--tasks", "mine", "--task-file", "RUN/absent.yaml"], "absent.yaml"),
+        (["RUN", "--tasks", "mine", "--task-file", "RUN/tasks.yaml", "--device", "toaster"], "device"),
+    ],
+)
+def test_bad_words_are_refused(run: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate(*(word.replace("RUN", str(run)) for word in words)) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    large = letter_tokenizer()
+    large.add_tokens([f"<{number}>" for number in range(200)])
+    large.save_pretrained(tmp_path)
+    words = ["--task-file", run / "tasks.yaml", "--tasks", "mine", "--tokenizer", tmp_path]
+    assert evaluate(run / "checkpoint-10", *words) == 2
+    assert "232 ids, but the model has rows for 128" in capsys.readouterr().err
+
+
+def test_tasks_are_listed_and_written_for_the_harness(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate("--list-tasks", "--task-file", run / "tasks.yaml") == 0
+    listed = capsys.readouterr().out
+    assert "mmlu_stem_mc_5shot_test" in listed
+    assert "mine.jsonl" in listed
+    assert evaluate("--write-lm-eval", tmp_path, "--task-file", run / "tasks.yaml", "--tasks", "mine") == 0
+    assert (tmp_path / "mine.yaml").is_file()
+    assert len((tmp_path / "mine.jsonl").read_text().splitlines()) == 4
+    assert verb.HELP
+
+
+def test_targets(run: Path, tmp_path: Path) -> None:
+    targets, notes = find_targets([str(run)], all_checkpoints=True)
+    assert [target.step for target in targets] == [10, 20]
+    assert len(notes) == 1
+    with pytest.raises(CheckpointError, match="holds no model"):
+        find_targets([str(tmp_path)], all_checkpoints=False)
+
+
+def test_a_picture_of_models_without_steps(tmp_path: Path) -> None:
+    columns = [("eval/downstream/a_acc", [0.5, None]), ("eval/wiki/CrossEntropyLoss", [3.0, 2.0])]
+    draw_evaluations(columns, ["one", "two"], tmp_path / "evaluation.png")
+    assert (tmp_path / "evaluation.png").stat().st_size > 10_000
