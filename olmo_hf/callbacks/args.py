@@ -141,6 +141,18 @@ class ModelOutputsArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UploadArgs:
+    """Copies the record of a run elsewhere while it goes on: metrics, events, settings, indices."""
+
+    to: str = ""
+    """Address of the directory that takes them (`s3://bucket/run`, `gs://`, `file://`); that of `training.upload_to`
+    will do."""
+
+    interval_seconds: float = 300.0
+    """Time between two looks for what has changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CallbacksArgs:
     """One optional block per feature."""
 
@@ -174,6 +186,9 @@ class CallbacksArgs:
     model_outputs: ModelOutputsArgs | None = None
     """Off by default."""
 
+    upload: UploadArgs | None = None
+    """Off by default."""
+
 
 def callbacks_problems(args: CallbacksArgs) -> list[str]:
     """What is wrong with the section, one sentence per problem."""
@@ -192,6 +207,11 @@ def callbacks_problems(args: CallbacksArgs) -> list[str]:
     if args.profiler is not None and args.profiler.python and args.profiler.stacks:
         problems.append(
             "callbacks.profiler.python is true together with stacks, but Python has room for one; turn one off."
+        )
+    if args.upload is not None and "://" not in args.upload.to:
+        problems.append(
+            f"callbacks.upload.to is {args.upload.to!r}, but must be an address such as s3://bucket/run; write one, "
+            "or leave the block out."
         )
     outputs = args.model_outputs
     if outputs is not None and (not outputs.steps or min(outputs.steps) < 1):
@@ -230,6 +250,12 @@ def _bounds(args: CallbacksArgs) -> Iterator[tuple[str, float | None, float, boo
     if args.heartbeat is not None:
         yield "heartbeat.timeout_seconds", args.heartbeat.timeout_seconds, 0, True
         yield "heartbeat.slow_timeout_seconds", args.heartbeat.slow_timeout_seconds, 0, True
+    yield from _bounds_of_what_is_off_by_default(args)
+
+
+def _bounds_of_what_is_off_by_default(args: CallbacksArgs) -> Iterator[tuple[str, float | None, float, bool]]:
+    if args.upload is not None:
+        yield "upload.interval_seconds", args.upload.interval_seconds, 0, True
     if args.profiler is not None:
         yield "profiler.skip_steps", args.profiler.skip_steps, 0, False
         yield "profiler.num_steps", args.profiler.num_steps, 1, False

@@ -19,6 +19,7 @@ from olmo_hf.callbacks.model_outputs import ModelOutputs
 from olmo_hf.callbacks.profiler import Profiler
 from olmo_hf.callbacks.speed_monitor import SpeedMonitor
 from olmo_hf.callbacks.trackers import prepare_trackers
+from olmo_hf.callbacks.upload import Upload
 from olmo_hf.errors import ConfigError
 from olmo_hf.training.batch_plan import BatchPlan
 
@@ -65,6 +66,7 @@ def build_callbacks(
         if args.console is not None
         else None,
         LossSpike(args.loss_spike, record.event, run_dir=run_dir, rank=rank) if args.loss_spike is not None else None,
+        Upload(args.upload, run_dir=run_dir) if args.upload is not None else None,
         ModelOutputs(args.model_outputs, run_dir=run_dir) if args.model_outputs is not None else None,
         Profiler(args.profiler, run_dir=run_dir) if args.profiler is not None else None,
         EvaluationSchedule(plan.eval_interval_steps, plan.stop_step, on_load=evaluates_on_load) if evaluates else None,
