@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from olmo_hf.args import RunArgs  # noqa: E402
+from olmo_hf.evaluation.tasks.table import Task, original_tasks, shipped_tasks  # noqa: E402
 from olmo_hf.settings.declared_elsewhere import REPLACED  # noqa: E402
 from olmo_hf.settings.values import accepts_none, block_type, members  # noqa: E402
 
@@ -245,10 +246,38 @@ def site() -> str:
     return before + NAV_START + "\n".join(rows) + "\n"
 
 
+TASKS_START, TASKS_END = "<!-- tasks -->", "<!-- end of tasks -->"
+
+
+def task_rows(tasks: dict[str, Task]) -> Iterator[str]:
+    """One row per place where documents lie: the labels that read it, each with its metric."""
+    by_place: dict[str, list[str]] = {}
+    for label, task in tasks.items():
+        place = task.requests.split("/")[0] if task.requests else task.documents.split("/{")[0]
+        by_place.setdefault(place, []).append(f"`{label}` {task.metric}")
+    for place, labels in by_place.items():
+        yield f"| {place} | {len(labels)} | {', '.join(labels)} |"
+
+
+def evaluation_page() -> str:
+    """docs/evaluation.md with the tasks of today."""
+    page = ROOT / "docs" / "evaluation.md"
+    before, rest = page.read_text(encoding="utf-8").split(TASKS_START)
+    original = original_tasks()
+    more = {label: task for label, task in shipped_tasks().items() if label not in original}
+    head = "| data | labels | label and metric |\n|---|---|---|\n"
+    lines = [
+        f"The {len(original)} labels of the original:\n\n{head}" + "\n".join(task_rows(original)),
+        f"And {len(more)} more:\n\n{head}" + "\n".join(task_rows(more)),
+    ]
+    return f"{before}{TASKS_START}\n" + "\n\n".join(lines) + f"\n{TASKS_END}{rest.split(TASKS_END)[1]}"
+
+
 def pages() -> dict[Path, str]:
     """Every generated file with the text it must have."""
     return {
         ROOT / "docs" / "configuration.md": configuration_page(),
+        ROOT / "docs" / "evaluation.md": evaluation_page(),
         ROOT / "docs" / "index.md": index_page(),
         ROOT / "mkdocs.yml": site(),
         ROOT / "README.md": readme(),

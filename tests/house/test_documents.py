@@ -71,6 +71,7 @@ CHECKS = {
     "python": check_python,
     "lm_eval": lambda words: None,
     "source": lambda words: None,
+    "pip": lambda words: None,
     "mkdocs": lambda words: None,
 }
 
