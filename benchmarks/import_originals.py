@@ -1,10 +1,11 @@
 """Every configuration of the original trainer in a folder: what became of its keys, and whether it can be planned.
 
-OLMO_HF_ORIGINAL_CONFIGS=FOLDER python benchmarks/import_originals.py [--as executed]
+OLMO_HF_ORIGINAL_CONFIGS=FOLDER python benchmarks/import_originals.py [--as executed] [--save_folder=runs/x]
 
 Counts keys kept, translated, without effect and refused; a key of the file without a verdict counts as dropped, which
 must never be. Then `train_hf.py FILE --dry_run --skip_data` is run on the file as it is. Ends with status 1 if a key
-was dropped or a file without refused keys cannot be planned.
+was dropped or a file without refused keys cannot be planned. Settings in the original's style go to every file: one
+that chooses among places of another machine needs them.
 """
 
 import argparse
@@ -33,9 +34,9 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[str]:
         yield prefix
 
 
-def dry_run(path: Path) -> tuple[int, str]:
+def dry_run(path: Path, words: list[str]) -> tuple[int, str]:
     """Exit status of planning the file as it is, and the last line of what was said."""
-    command = [sys.executable, str(ROOT / "train_hf.py"), str(path), "--dry_run", "--skip_data"]
+    command = [sys.executable, str(ROOT / "train_hf.py"), str(path), "--dry_run", "--skip_data", *words]
     found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     lines = [line for line in found.stderr.splitlines() if line.strip() and not line.startswith("(set ")]
     return found.returncode, lines[-1].strip() if lines else ""
@@ -45,7 +46,7 @@ def main() -> int:
     """Import, count, plan, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--as", dest="mode", choices=("written", "executed"), default="written")
-    options = parser.parse_args()
+    options, words = parser.parse_known_args()
     folder = os.environ.get(VARIABLE)
     if folder is None or not Path(folder).is_dir():
         print(f"nothing to do: {VARIABLE} names no folder with configurations of the original trainer")
@@ -59,11 +60,11 @@ def main() -> int:
     width = max(len(path.stem) for path in files) if files else 4
     print(f"{'file':<{width}}{heads}")
     for path in files:
-        imported = import_config(path, executed=options.mode == "executed")
+        imported = import_config(path, words, executed=options.mode == "executed")
         counts = imported.ledger.counts()
         keys = set(leaves(yaml.safe_load(path.read_text(encoding="utf-8"))))
         dropped = keys - imported.ledger.verdicts.keys()
-        status, said = dry_run(path)
+        status, said = dry_run(path, words)
         numbers = "".join(
             f"{number:>{len(head) + 2}}"
             for number, head in zip(
