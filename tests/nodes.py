@@ -108,13 +108,14 @@ def train(directory: Path, *, steps: int, kill: int | None) -> tuple[Path, list[
     nodes, run_dir = Nodes(config), directory / "run"
     try:
         if kill is not None:
-            nodes.until(lambda: steps // 2 in runs.logged_steps(run_dir))
+            nodes.until(lambda: steps // 2 + 2 in runs.logged_steps(run_dir))  # between two checkpoints
             nodes.kill(kill)
-            at = max(runs.logged_steps(run_dir))
-            tell(f"step {at}: kill -9 of the launcher and the training processes of node {kill}")
-            nodes.until(lambda: len(runs.logged_steps(run_dir)) > len(set(runs.logged_steps(run_dir))))
-            again = runs.logged_steps(run_dir)
-            tell(f"training goes on with step {again[again.index(max(again)) + 1]}")
+            count = len(runs.logged_steps(run_dir))
+            tell(
+                f"step {runs.logged_steps(run_dir)[-1]}: kill -9 of all that trains on node {kill}, launcher included"
+            )
+            nodes.until(lambda: len(runs.logged_steps(run_dir)) > count + 2)  # one may have been under way
+            tell(f"training goes on, step {runs.logged_steps(run_dir)[-1]}")
         codes = nodes.wait()
     finally:
         nodes.close()
