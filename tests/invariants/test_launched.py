@@ -37,8 +37,10 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[float, floa
 
 def same(found: dict[int, tuple[float, float, float]], one: dict[int, tuple[float, float, float]]) -> None:
     assert list(one) == list(found) == list(range(1, STEPS + 1))
-    for step in one:
-        assert found[step] == pytest.approx(one[step], rel=1e-5)
+    for step, (loss, norm, rate) in one.items():
+        assert found[step][0] == pytest.approx(loss, rel=1e-5)
+        assert found[step][1] == pytest.approx(norm, rel=1e-4)  # AdamW magnifies roundings, as test_split tells
+        assert found[step][2] == rate
 
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="two processes want two cores")
