@@ -70,18 +70,17 @@ tell_training() {
 }
 
 launch() {
-  local host=false backend=$RDZV_BACKEND restarts=$MAX_RESTARTS
+  local host=false restarts=$MAX_RESTARTS
   [ "$NODE_RANK" -ne 0 ] || host=true
   local options=(--num_machines "$NUM_NODES" --num_processes $((NUM_NODES * PROCESSES_PER_NODE)))
   options+=(--machine_rank "$NODE_RANK" --main_process_ip "$MAIN_HOST" --main_process_port "$MAIN_PORT")
-  if [ "$NUM_NODES" -eq 1 ]; then
-    backend=static
-  elif [ "$backend" = static ]; then
-    restarts=0  # its nodes cannot meet a second time; the loop below starts all of them again
+  if [ "$RDZV_BACKEND" = static ]; then
+    restarts=0  # its processes cannot meet a second time; the loop below starts all of them again
   else
+    export PET_RDZV_ENDPOINT="$MAIN_HOST:$MAIN_PORT"  # which Accelerate passes on for several nodes only
     options+=(--rdzv_conf "is_host=$host,join_timeout=$JOIN_SECONDS")
   fi
-  options+=(--rdzv_backend "$backend" --max_restarts "$restarts" --monitor_interval 1 --tee 3 --log_dir "$logs")
+  options+=(--rdzv_backend "$RDZV_BACKEND" --max_restarts "$restarts" --monitor_interval 1 --tee 3 --log_dir "$logs")
   (
     trap '' TERM USR1
     exec "$PYTHON" -m accelerate.commands.launch --config_file "$accelerate_config" "${options[@]}" "$root/train_hf.py" "$@"
