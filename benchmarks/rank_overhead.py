@@ -3,12 +3,14 @@
 python benchmarks/rank_overhead.py [--steps 14]
 
 One thread per process, the same global batch, four micro-batches of one rank. Shown is the median over the steps after
-the fourth. Both processes share one memory bus and their messages go over loopback, so the figures are upper bounds of
-what the code adds, and say nothing about networks.
+the fourth, and the processor time of a step over all processes, which a busy machine hardly changes: two runs of
+different lengths, subtracted. Both processes share one memory bus and their messages go over loopback, so the figures
+are upper bounds of what the code adds, and say nothing about networks.
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -42,8 +44,17 @@ WAYS: list[tuple[str, int, dict[str, str], list[str]]] = [
 ]
 
 
-def seconds_per_step(directory: Path, ranks: Ranks, count: int, words: list[str], steps: int) -> float:
-    """Median time of a step."""
+def processor_seconds(ranks: Ranks) -> float:
+    """Time that all processes have computed so far."""
+    found = 0
+    for process in ranks.processes:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        found += int(fields[11]) + int(fields[12])  # in user and in system mode
+    return found / os.sysconf("SC_CLK_TCK")
+
+
+def train(directory: Path, ranks: Ranks, count: int, words: list[str], steps: int) -> tuple[float, float]:
+    """Median time of a step, and processor time of the run over all processes."""
     config = runs.write_run(
         directory,
         dropout=0.0,
@@ -58,26 +69,35 @@ def seconds_per_step(directory: Path, ranks: Ranks, count: int, words: list[str]
     settings["model"]["config"], settings["data"]["sequence_length"] = MODEL, LENGTH
     config.write_text(yaml.safe_dump(settings))
     np.random.default_rng(0).integers(0, 4000, LENGTH * 64, dtype=np.uint16).tofile(directory / "tokens.npy")
+    before = processor_seconds(ranks)
     ranks.run(config, *words)
+    computed = processor_seconds(ranks) - before
     rows = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
     times = [row["time"] for row in rows if "train/CrossEntropyLoss" in row]
-    return statistics.median(b - a for a, b in zip(times[WARM:], times[WARM + 1 :], strict=False))
+    return statistics.median(b - a for a, b in zip(times[WARM:], times[WARM + 1 :], strict=False)), computed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=14)
     steps = parser.parse_args().steps
-    alone = 0.0
-    print("| processes | seconds per step | ideal | overhead |\n|---|---|---|---|")
+    alone = alone_computed = 0.0
+    print("| processes | seconds per step | half of one | overhead | processor seconds per step | overhead |")
+    print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as directory:
         for number, (name, count, env, words) in enumerate(WAYS):
             ranks = Ranks(count, **env)
-            seconds = seconds_per_step(Path(directory) / str(number), ranks, count, words, steps)
+            train(Path(directory) / f"{number}-first", ranks, count, words, WARM + 2)  # what happens only once
+            _, short = train(Path(directory) / f"{number}-short", ranks, count, words, WARM + 2)
+            seconds, long = train(Path(directory) / f"{number}-long", ranks, count, words, steps)
             ranks.close()
-            alone = seconds if count == 1 else alone
+            computed = (long - short) / (steps - WARM - 2)
+            if count == 1:
+                alone, alone_computed = seconds, computed
             ideal = alone / count
-            print(f"| {name} | {seconds:.2f} | {ideal:.2f} | {seconds / ideal - 1:+.0%} |", flush=True)
+            cells = [f"{seconds:.2f}", f"{ideal:.2f}", f"{seconds / ideal - 1:+.0%}"]
+            cells += [f"{computed:.2f}", f"{computed / alone_computed - 1:+.0%}"]
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
     return 0
 
 
