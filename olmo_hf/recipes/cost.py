@@ -80,12 +80,12 @@ def time_rows(plan: RunPlan, found: Speed) -> list[tuple[str, str]]:
 
 
 def data_rows(plan: RunPlan) -> list[tuple[str, str]]:
-    """Row (label, value): what the whole run reads."""
-    dtype = plan.run.data.token_dtype
-    if dtype not in TOKEN_BYTES:
-        return []
+    """Row (label, value): what the whole run reads. Where no type of ids is given, the smallest that holds them."""
+    given = plan.run.data.token_dtype
+    dtype = given if given is not None else "uint16" if plan.config.vocab_size <= 2**16 else "uint32"
     volume = plan.batch.max_tokens * TOKEN_BYTES[dtype]
-    return [("data read", f"{volume / 1e9:,.1f} GB ({plan.batch.max_tokens:.3e} tokens in {dtype})")]
+    assumed = "" if given is not None else ", assumed"
+    return [("data read", f"{volume / 1e9:,.1f} GB ({plan.batch.max_tokens:.3e} tokens in {dtype}{assumed})")]
 
 
 def checkpoint_rows(plan: RunPlan, *, bytes_per_second: float) -> list[tuple[str, str]]:

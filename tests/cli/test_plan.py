@@ -62,7 +62,15 @@ def test_large_runs_need_no_device(capsys):
         words = ["plan", str(ROOT / "configs" / name / "stage1.yaml"), "--num-processes", str(processes)]
         assert main([*words, "--device", "h100-80gb", "--replicas", "2", "--write-gb-per-second", "10"]) == 0
         rows = rows_of(capsys.readouterr().out)
-        assert {"step", "tokens per day", "device hours", "checkpoint", "fits", "exchanged per step"} <= rows.keys()
+        assert {
+            "step",
+            "tokens per day",
+            "device hours",
+            "data read",
+            "checkpoint",
+            "fits",
+            "exchanged per step",
+        } <= rows.keys()
         assert f"{processes:,} devices for" in rows["device hours"]
     # 13,716,198,400 parameters of 4 bytes, and twice that for the moments, at 10 GB/s
     assert "164.59 GB with the optimizer, 16 s to write" in rows["checkpoint"]
