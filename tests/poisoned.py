@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -33,7 +34,7 @@ def write_poisoned_run(
         instances: of the data.
         training: further settings of the `training` section.
     """
-    options = {
+    options: dict[str, Any] = {
         "learning_rate": 0.03,
         "save_interval": 4,
         "save_interval_ephemeral": None,

@@ -65,7 +65,7 @@ def build_trainer(
     callbacks: list[TrainerCallback],
     flops_per_token: int | None,
     data_loading: dict[str, Any],
-    fill_weights: Fill,
+    fill_weights: Fill | None = None,
 ) -> OlmoTrainer:
     """A trainer ready to `train`, or to continue with `train(resume_from_checkpoint=...)`.
 
