@@ -62,7 +62,6 @@ setup(
             "peft>=0.21",
             "mkdocs-material>=9.7",
             "schedulefree>=1.4.1",
-            "bitsandbytes>=0.50",
         ],
     },
     entry_points={"console_scripts": ["olmo-hf = olmo_hf.cli.main:main"]},

@@ -1,5 +1,7 @@
 """Every update rule of Hugging Face's `optim`, with our rule of who decays: also those of other packages."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -49,7 +51,24 @@ def test_a_package_that_is_missing_is_named(tmp_path):
         build(tmp_path, "apollo_adamw", optim_target_modules="all-linear").create_optimizer()
 
 
-OF_OTHERS = ["adamw_bnb_8bit", "lion_8bit", "adafactor", "schedule_free_adamw", "schedule_free_radam"]
+# Not among the packages of a developer: where it is installed, every run imports it at its start.
+needs_bitsandbytes = pytest.mark.skipif(
+    find_spec("bitsandbytes") is None, reason="needs bitsandbytes (`pip install olmo-hf[optim]`)"
+)
+OF_OTHERS = [
+    pytest.param("adamw_bnb_8bit", marks=needs_bitsandbytes),
+    pytest.param("lion_8bit", marks=needs_bitsandbytes),
+    "adafactor",
+    "schedule_free_adamw",
+    "schedule_free_radam",
+]
+
+
+def test_eight_bits_without_the_package_are_refused_before_the_first_step(tmp_path):
+    if find_spec("bitsandbytes") is not None:
+        pytest.skip("bitsandbytes is installed")
+    with pytest.raises(ConfigError, match=r"training\.optim: found 'adamw_bnb_8bit', .* install what it asks for"):
+        build_long(tmp_path, "adamw_bnb_8bit").train()
 
 
 def build_long(folder, optim, **settings):
