@@ -1,6 +1,6 @@
 """`OlmoTrainingArguments`: Hugging Face's training arguments with the recipe's defaults and the fields it lacks."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,6 +136,11 @@ class OlmoTrainingArguments(TrainingArguments):
 
     save_at_start: bool = False
     """Write a checkpoint before the first step and read it back."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Identical to `TrainingArguments` except that curves and intervals are plain too: trackers write them."""
+        values = super().to_dict().items()
+        return {name: asdict(value) if is_dataclass(value) else value for name, value in values}  # type: ignore[arg-type]
 
 
 def build_training_arguments(

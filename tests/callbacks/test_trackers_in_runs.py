@@ -36,16 +36,14 @@ def history(run_dir: Path) -> list[tuple[str, list[dict]]]:
     found = []
     for directory in sorted((run_dir / "wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime):
         (file,) = directory.glob("run-*.wandb")
-        rows, run_id = [], ""
+        rows = []
         for data in records(file):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
-            if record.WhichOneof("record_type") == "run":
-                run_id = record.run.run_id
             if record.WhichOneof("record_type") == "history":
                 keys = [(item.key or "/".join(item.nested_key), item.value_json) for item in record.history.item]
                 rows.append({key: json.loads(value) for key, value in keys})
-        found.append((run_id, rows))
+        found.append((directory.name.rsplit("-", 1)[-1], rows))  # the run's id ends the name
     return found
 
 

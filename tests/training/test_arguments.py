@@ -1,6 +1,7 @@
 """From the YAML's section to the trainer's arguments."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -28,6 +29,13 @@ def test_every_field_of_the_section_with_the_same_name_arrives(tmp_path):
     changes = {"z_loss_weight": 0.5, "nan_policy": "skip", "optimizer": "lion", "scheduler": SchedulerArgs(warmup=3)}
     args = build(tmp_path, dataclasses.replace(BASE, **changes))
     assert {name: getattr(args, name) for name in changes} == changes
+
+
+def test_trackers_can_write_them_down(tmp_path):
+    """TensorBoard and others write all arguments as JSON when they begin."""
+    told = json.loads(build(tmp_path, dataclasses.replace(BASE, save_interval="256T")).to_json_string())
+    assert told["scheduler"]["warmup"] == BASE.scheduler.warmup
+    assert told["save_intervals"]["permanent"] == {"steps": 2, "minutes": None}
 
 
 def test_defaults_are_those_of_the_section(tmp_path):
