@@ -17,7 +17,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
@@ -28,14 +28,14 @@ from olmo_hf.recipes.step_memory import _ATTENTION, StepSettings  # noqa: E402
 from olmo_hf.training.loss_in_model import loss_settings, model_loss_sums  # noqa: E402
 
 
-def sharded(config: OlmoHfConfig, step: StepSettings) -> OlmoHfForCausalLM:
+def sharded(config: OlmoHfConfig, step: StepSettings, mesh: DeviceMesh) -> OlmoHfForCausalLM:
     """The model, sharded as Accelerate does it."""
     model = OlmoHfForCausalLM(config).train()
     if step.activation_checkpointing is not None:
         apply_activation_checkpointing(model, step.activation_checkpointing)
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     options = {
-        "mesh": init_device_mesh("cpu", (step.shards,)),
+        "mesh": mesh,
         "mp_policy": half if step.half else MixedPrecisionPolicy(),
         "reshard_after_forward": step.sharding == "full",
     }
@@ -52,8 +52,9 @@ def main() -> int:
     config, step = OlmoHfConfig(**given["fields"]), StepSettings(**given["step"])
     config._attn_implementation = _ATTENTION
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=step.shards)
+    mesh = init_device_mesh("cpu", (step.shards,))
     with FakeTensorMode():
-        model = sharded(config, step)
+        model = sharded(config, step, mesh)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
         ids = torch.zeros(step.micro_batch, step.sequence_length, dtype=torch.long)
         loss = loss_settings(

@@ -143,7 +143,7 @@ def test_the_table_of_a_run():
             "name": "x",
             "model": {"config": FIELDS},
             "data": {"paths": ["none.npy"], "sequence_length": S},
-            "training": {"max_duration": 10, "global_train_batch_size": 8},
+            "training": {"max_duration": 10, "global_train_batch_size": 16},
         }
     )
     plan = plan_run(run, num_processes=2)
