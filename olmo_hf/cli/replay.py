@@ -58,7 +58,7 @@ def run(namespace: argparse.Namespace) -> int:
     if others:
         notes.append(
             f"the run had {' or '.join(map(str, others))} processes and this is {world_size()}, where dropout "
-            "draws other masks and sums are made in another order; for an exact replay start it as the run was started, "
+            "draws other masks and sums are made in another order; for an exact replay start it as the run was, "
             "with `-m olmo_hf.cli.main replay` for `train_hf.py CONFIG`"
         )
     exact = not others and not torch.cuda.is_available()
