@@ -1,5 +1,6 @@
 """Questions as tokens: what a model reads for each continuation, and where it is scored."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,8 @@ class Encoded:
 
 def encode_with(tokenizer: PreTrainedTokenizerBase) -> Encode:
     """The encoding of a tokenizer, without special tokens as in the original."""
+    # Data loader workers, which encode nothing, are forked later: unset, tokenizers would warn of it in each of them.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
     def encode(texts: list[str]) -> list[list[int]]:
         if not texts:
