@@ -64,7 +64,16 @@ def check_python(words: list[str]) -> None:
     assert words[0].startswith("-") or (ROOT / words[0]).is_file()
 
 
+def check_script(words: list[str]) -> None:
+    """`launch/node.sh` and what SLURM is given: the files must be there."""
+    for word in words:
+        if word.startswith(("launch/", "accelerate_configs/")):
+            assert (ROOT / word).is_file()
+
+
 CHECKS = {
+    "launch/node.sh": check_script,
+    "sbatch": check_script,
     "make": check_make,
     "accelerate": check_launch,
     "olmo-hf": check_verb,
