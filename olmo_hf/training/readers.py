@@ -17,8 +17,8 @@ from olmo_hf.errors import CheckpointError
 from olmo_hf.model.conversion.safe_load import check_index
 from olmo_hf.training.tensors import OPTIMIZER_FILE, SHARDED_DIR, Table
 
-READERS = 4
-"""Threads that read a file of whole tensors."""
+READERS = min(4, len(os.sched_getaffinity(0)))
+"""Threads that read a file of whole tensors; more than there are cores only hinder each other."""
 
 Layout = dict[str, tuple[torch.Size, torch.dtype]]
 """Shape (of the whole tensor) and type, by name."""
