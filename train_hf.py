@@ -15,7 +15,7 @@ from olmo_hf.data.build import build_train_data, data_loading
 from olmo_hf.data.order import DataPosition
 from olmo_hf.distributed import fsdp_requested, world_size
 from olmo_hf.evaluation.build import build_evaluators
-from olmo_hf.launch import join_processes, plan_launch, read_command_line, run_and_report, run_directory, show_plan
+from olmo_hf.launch import join_processes, open_launch, plan_launch, read_command_line, run_and_report, show_plan
 from olmo_hf.model.build import build_model, load_tokenizer, vocabulary_of
 from olmo_hf.model.size import flops_per_token
 from olmo_hf.model.weights import fill_weights
@@ -23,7 +23,7 @@ from olmo_hf.recipes.any_file import load_any_run
 from olmo_hf.recipes.table import print_paper_plan
 from olmo_hf.training.batch_plan import global_batch_size
 from olmo_hf.training.build import build_trainer
-from olmo_hf.training.run_directory import open_run, record_launch
+from olmo_hf.training.run_directory import record_launch
 
 
 def main(words: Sequence[str]) -> int:
@@ -33,37 +33,22 @@ def main(words: Sequence[str]) -> int:
     join_processes(run)
     if options.skip_data:
         return print_paper_plan(run, num_processes=world_size())
-    seed, length = run.training.seed, run.data.sequence_length
+    seed, length, half = run.training.seed, run.data.sequence_length, run.training.bf16 or run.training.fp16
     tokenizer = load_tokenizer(run.model, model_max_length=length)
     device = "meta" if options.dry_run or fsdp_requested() else "cpu"  # under FSDP no rank ever holds the whole model
     model = build_model(
-        run.model,
-        seed=seed,
-        tokenizer=tokenizer,
-        max_position_embeddings=length,
-        device=device,
-        half_precision=run.training.bf16 or run.training.fp16,
+        run.model, seed=seed, tokenizer=tokenizer, max_position_embeddings=length, device=device, half_precision=half
     )
     vocabulary, size = vocabulary_of(model.config), None if tokenizer is None else len(tokenizer)
     batch = global_batch_size(run.training, world_size())
     train_data = build_train_data(
         run.data, seed=seed, global_train_batch_size=batch, start=DataPosition(), tokenizer_size=size, **vocabulary
     )
-    evaluators = build_evaluators(
-        run.evaluation,
-        per_device_eval_batch_size=run.training.per_device_eval_batch_size,
-        tokenizer=tokenizer,
-        max_position_embeddings=model.config.max_position_embeddings,
-        **vocabulary,
-    )
+    eval_batch, longest = run.training.per_device_eval_batch_size, model.config.max_position_embeddings
+    eval_sizes = {"per_device_eval_batch_size": eval_batch, "max_position_embeddings": longest}
+    evaluators = build_evaluators(run.evaluation, tokenizer=tokenizer, **eval_sizes, **vocabulary)
     flops = flops_per_token(model.config, length).total
-    with open_run(
-        run_directory(run),
-        resume=run.training.resume,
-        name=run.name,
-        dry_run=options.dry_run,
-        upload_to=run.training.upload_to,
-    ) as opened:
+    with open_launch(run, dry_run=options.dry_run) as opened:
         training, plan = plan_launch(run, opened, num_instances=train_data[0].num_instances)
         show_plan(run, model, plan, opened, with_memory=options.dry_run)
         if options.dry_run:

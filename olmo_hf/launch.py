@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from olmo_hf.training.args import TrainingArgs
 from olmo_hf.training.batch_plan import BatchPlan, describe, plan_batches
 from olmo_hf.training.build import without_resets
 from olmo_hf.training.optimizers import describe_optimizer
-from olmo_hf.training.run_directory import OpenedRun
+from olmo_hf.training.run_directory import OpenedRun, open_run
 from olmo_hf.training.state import RunState
 
 DEBUG_VARIABLE = "OLMO_HF_DEBUG"
@@ -167,6 +168,14 @@ def _without_traceback(error: OlmoHfError) -> str:
     text = str(error)
     begin = f"{type(error).__module__}.{type(error).__qualname__}: "
     return text.rpartition(begin)[2].strip() if text.startswith("Caught ") and begin in text else text
+
+
+def open_launch(run: RunArgs, *, dry_run: bool) -> AbstractContextManager[OpenedRun]:
+    """The run directory of this launch, locked, and what to continue from; a dry run only looks."""
+    training = run.training
+    return open_run(
+        run_directory(run), resume=training.resume, name=run.name, dry_run=dry_run, upload_to=training.upload_to
+    )
 
 
 def plan_launch(run: RunArgs, opened: OpenedRun, *, num_instances: int) -> tuple[TrainingArgs, BatchPlan]:
