@@ -133,7 +133,7 @@ def load_tokenizer(args: ModelArgs, *, model_max_length: int | None = None) -> P
         ) from error
 
 
-def vocabulary_of(config: OlmoHfConfig) -> dict[str, int | None]:
+def vocabulary_of(config: OlmoHfConfig) -> dict[str, Any]:
     """`vocab_size`, `eos_token_id` and `pad_token_id` of a model, for whoever opens its data."""
 
     def one(value: int | list[int] | None) -> int | None:
