@@ -89,7 +89,15 @@ def test_the_ladder_shares_everything_but_size():
     assert all(other == first for other in others)
 
 
-def test_evaluators_of_the_ladder_are_the_eleven_sets():
-    evaluators = load_run(CONFIGS / "tiny" / "20m.yaml").evaluation.evaluators
-    assert len(evaluators) == 11
-    assert len(load_run(CONFIGS / "olmo1" / "olmo1_1b.yaml").evaluation.evaluators) == 24
+def evaluators_of(path):
+    """How many perplexity sets and how many downstream tasks a configuration evaluates."""
+    evaluators = load_run(CONFIGS / path).evaluation.evaluators
+    sets = [evaluator for evaluator in evaluators if evaluator.type == "perplexity"]
+    tasks = [task for evaluator in evaluators if evaluator.type == "downstream" for task in evaluator.tasks]
+    assert len(set(tasks)) == len(tasks)
+    return len(sets), len(tasks)
+
+
+def test_evaluators_are_the_published_ones():
+    assert evaluators_of("tiny/20m.yaml") == (11, 24)
+    assert evaluators_of("olmo1/olmo1_1b.yaml") == (24, 11)
