@@ -50,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="global batches are multiples of so many instances (default: %(default)s)",
     )
     configs.add_argument("-o", "--output", type=Path, metavar="DIR", help="write one YAML per run there")
-    configs.add_argument("--launch-file", default="ddp.yaml", metavar="FILE", help="of accelerate_configs/")
+    configs.add_argument(
+        "--launch-file",
+        metavar="FILE",
+        help="of accelerate_configs/ (default: ddp.yaml; fsdp2_shard_grad_op.yaml from 5 billion parameters on)",
+    )
     configs.add_argument("--force", action="store_true", help="replace files that are there")
     _add_fit(parts.add_parser("fit", help="fit and plot loss against size and tokens from finished runs"))
 
@@ -113,7 +117,7 @@ def write_configs(namespace: argparse.Namespace) -> int:
         raise ConfigError(f"these files exist: {', '.join(there)}; give another -o, or --force to replace them")
     namespace.output.mkdir(parents=True, exist_ok=True)
     for rung, tree, file in zip(rungs, trees, files, strict=True):
-        header = ladder.header_of(rung, str(file), namespace.launch_file)
+        header = ladder.header_of(rung, str(file), namespace.launch_file or rung.launch_file)
         file.write_text(header + OmegaConf.to_yaml(OmegaConf.create(tree)), encoding="utf-8")
     print(f"\nwrote {len(files)} files into {namespace.output}")
     return 0

@@ -67,11 +67,23 @@ def _card(checkpoint: Path, options: argparse.Namespace) -> str:
         card = ModelCard(text.replace(f'from_pretrained("{checkpoint.name}"', f'from_pretrained("{facts.name}"'))
         if options.license is not None:
             card.data["license"] = options.license
-        return str(card)
+        text = str(card)
     except (ValueError, TypeError, YAMLError) as error:
         raise CheckpointError(
             f"{own}: found no card that the Hub can read ({error}); correct its front matter or give --new-card"
         ) from error
+    if (checkpoint / LINEAGE).is_file():
+        text = _with_missing_sections(text, write_card(facts))
+    return text
+
+
+def _with_missing_sections(card: str, fresh: str) -> str:
+    """The card of an average, with what it could not know when it was written: metrics and licence."""
+    for heading in ("Metrics", "License"):
+        section = re.search(rf"^## {heading}\n.*?(?=^## |\Z)", fresh, flags=re.MULTILINE | re.DOTALL)
+        if section is not None and re.search(rf"^## {heading}\s*$", card, flags=re.MULTILINE) is None:
+            card = f"{card.rstrip()}\n\n{section[0].rstrip()}\n"
+    return card
 
 
 def _checkpoint(path: Path) -> Path:

@@ -39,6 +39,7 @@ SIZES: dict[str, tuple[int, int, int]] = {
 """Width, layers, heads. From 150M on as the original's ladder; below as in DataDecide (arXiv:2504.11393)."""
 
 TOKENS_PER_PARAMETER = 20
+_SHARDED_FROM_PARAMETERS = 5e9
 _INNER = {4096: 11_008}
 _REFERENCE_PARAMETERS = 108e6
 _REFERENCE_BATCH_TOKENS = 160 * 2048
@@ -103,6 +104,11 @@ class Rung:
     def steps(self) -> int:
         """Optimizer steps, the last one whole."""
         return -(-self.length_tokens // self.batch_tokens)
+
+    @property
+    def launch_file(self) -> str:
+        """Of `accelerate_configs/`: weights, gradients and optimizer of the 7B do not fit on every device."""
+        return "fsdp2_shard_grad_op.yaml" if self.parameters >= _SHARDED_FROM_PARAMETERS else "ddp.yaml"
 
 
 def architecture_of(size: str) -> dict[str, int]:

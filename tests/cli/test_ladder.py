@@ -26,6 +26,8 @@ def test_the_files_load_and_say_the_same(tmp_path, capsys):
     for file in files:
         run = load_run(file)
         assert f"train_hf.py {file}" in file.read_text()
+        launch_file = "fsdp2_shard_grad_op.yaml" if "-7b-" in file.name else "ddp.yaml"
+        assert f"--config_file accelerate_configs/{launch_file} " in file.read_text()
         assert run.name.removeprefix("ladder-") in table
         assert run.training.scheduler.warmup * 20 * (10 if "10xC" in run.name else 0.5) == pytest.approx(
             float(run.training.max_duration.removesuffix("T")), abs=1
@@ -35,7 +37,8 @@ def test_the_files_load_and_say_the_same(tmp_path, capsys):
         assert count.non_embedding == PUBLISHED[size] == run.training.scheduler.warmup
     assert main(words) == 2
     assert "exist" in capsys.readouterr().err
-    assert main([*words, "--force"]) == 0
+    assert main([*words, "--force", "--launch-file", "hsdp.yaml"]) == 0
+    assert all("accelerate_configs/hsdp.yaml " in file.read_text() for file in files)
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,20 @@ def test_an_average_keeps_its_card_and_its_lineage(soup, capsys):
     assert "| learning_rate | 0.0004 |" in said
     assert ModelCard(said).data.license == "apache-2.0"
     assert "merge" in ModelCard(said).data.tags
+    assert "\n## Metrics\n\nNone were recorded.\n\n## License\n\napache-2.0\n" in said
+    sections = [line for line in said.splitlines() if line.startswith("## ")]
+    assert sections == ["## Training data", "## Recipe", "## Lineage", "## Metrics", "## License"]
+
+
+def test_sections_that_an_average_has_already_are_not_written_twice(soup, capsys):
+    card = soup / "README.md"
+    card.write_text(card.read_text() + "\n## Metrics\n\nMeasured by hand.\n")
+    capsys.readouterr()
+    assert main(["push", str(soup), "someone/soup", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("## Metrics\n") == 1
+    assert "Measured by hand." in said
+    assert "## License\n\nNot stated." in said
 
 
 def test_a_card_that_somebody_wrote_is_kept_unless_asked(run_dir, capsys):

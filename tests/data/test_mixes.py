@@ -82,6 +82,8 @@ def test_small_sources_of_stage_two_are_repeated():
         ("olmo2_stage2_100b", 112_944_080_000),
         ("dolma15", 739_328 * 2048 * 2048),
         ("dolma15_sample", 2 * 10**12),
+        ("dolma17", 1_819_467_000_000),
+        ("dolma17_tiny", 1_811_127_000_000),
     ],
 )
 def test_token_totals(name, tokens):

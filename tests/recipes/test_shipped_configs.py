@@ -101,3 +101,6 @@ def evaluators_of(path):
 def test_evaluators_are_the_published_ones():
     assert evaluators_of("tiny/20m.yaml") == (11, 24)
     assert evaluators_of("olmo1/olmo1_1b.yaml") == (24, 11)
+    assert evaluators_of("olmo1/olmo_7b_0724.yaml") == (11, 23)
+    assert evaluators_of("olmo2_7b/stage1.yaml") == (0, 27)
+    assert evaluators_of("olmo2_13b/stage2_seed1110_100b.yaml") == (0, 24)
