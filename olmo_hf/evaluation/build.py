@@ -9,7 +9,7 @@ from olmo_hf.data.build import build_eval_data
 from olmo_hf.errors import ConfigError
 from olmo_hf.evaluation.args import EvaluationArgs, EvaluatorArgs, evaluation_problems, task_labels
 from olmo_hf.evaluation.bytes_per_token import bytes_per_token_of
-from olmo_hf.evaluation.encoding import check_tokenizer, empty_context_token, encode_with
+from olmo_hf.evaluation.encoding import check_questions, check_tokenizer, empty_context_token, encode_with
 from olmo_hf.evaluation.icl import DownstreamEvaluator, DownstreamOptions
 from olmo_hf.evaluation.perplexity import PerplexityEvaluator
 from olmo_hf.evaluation.tasks.questions import ANSWER_METRICS, read_questions
@@ -111,11 +111,12 @@ def _downstream(
             max_questions=one.max_instances,
             answers_only=all(metric in ANSWER_METRICS for metric in metrics),
         )
-        if options.empty_context is None and any(
-            not option.context for question in questions for option in question.options
-        ):
-            raise ConfigError(
-                f"{for_what}: task {task.label} has questions without context, and the tokenizer has no begin or end "
-                "token to put there; use a tokenizer with one"
-            )
-        yield DownstreamEvaluator(task.label, questions, encode_with(tokenizer), metrics=metrics, options=options)
+        encode = encode_with(tokenizer)
+        check_questions(
+            questions,
+            encode,
+            empty_context=options.empty_context,
+            unconditional="pmi_dc" in metrics,
+            for_what=f"{for_what}: task {task.label}",
+        )
+        yield DownstreamEvaluator(task.label, questions, encode, metrics=metrics, options=options)

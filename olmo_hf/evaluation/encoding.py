@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from olmo_hf.errors import ConfigError
+from olmo_hf.errors import ConfigError, DataError
 from olmo_hf.evaluation.tasks.questions import Question
 
 Encode = Callable[[list[str]], list[list[int]]]
@@ -73,6 +73,53 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, *, vocab_size: in
 def empty_context_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """What stands in the place of an empty context, so that there is something to predict from."""
     return tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+
+
+def check_questions(
+    questions: Sequence[Question],
+    encode: Encode,
+    *,
+    empty_context: int | None,
+    unconditional: bool,
+    for_what: str,
+) -> None:
+    """Whether there is something to predict from and something to predict, everywhere.
+
+    A continuation without a token would have the best log-likelihood of all, 0, and be chosen.
+
+    Args:
+        questions: of one task.
+        encode: from texts to ids.
+        empty_context: id in the place of an empty context; None: there is none.
+        unconditional: whether continuations are scored without the question too.
+        for_what: begins the message.
+
+    Raises:
+        DataError: a continuation of which the tokenizer makes no token.
+        ConfigError: a context of which it makes none, and nothing to put there.
+    """
+    options = [option for question in questions for option in question.options]
+    without_token = _without_token([option.continuation for option in options], encode)
+    for question in questions if without_token else ():
+        for option in question.options:
+            if option.continuation in without_token:
+                raise DataError(
+                    f"{for_what}: {question.where}: the tokenizer makes no token of the continuation "
+                    f"{option.continuation!r}; mend the document, or use the tokenizer of the model"
+                )
+    if empty_context is not None:
+        return
+    contexts = [option.context for option in options]
+    without_token = _without_token(contexts + [option.unconditional for option in options] * unconditional, encode)
+    if without_token:
+        raise ConfigError(
+            f"{for_what} has questions whose context is {min(without_token)!r}, of which the tokenizer makes no "
+            "token, and the tokenizer has no begin or end token to put there; use a tokenizer with one"
+        )
+
+
+def _without_token(texts: Sequence[str], encode: Encode) -> set[str]:
+    return {text for text, ids in _arrays(encode, list(dict.fromkeys(texts))).items() if len(ids) == 0}
 
 
 def encode_questions(

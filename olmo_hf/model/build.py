@@ -141,8 +141,8 @@ def vocabulary_of(config: OlmoHfConfig) -> dict[str, Any]:
 
     return {
         "vocab_size": config.vocab_size,
-        "eos_token_id": one(config.eos_token_id),
-        "pad_token_id": one(config.pad_token_id),
+        "eos_token_id": one(getattr(config, "eos_token_id", None)),
+        "pad_token_id": one(getattr(config, "pad_token_id", None)),
     }
 
 

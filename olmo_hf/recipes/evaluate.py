@@ -136,13 +136,14 @@ def evaluate_targets(options: EvaluateOptions, targets: Sequence[Target]) -> Ite
         model = _load(target, options)
         tokenizer = tokenizer_of(target, options)
         config: Any = model.config  # ours or one of transformers
-        fits = (_fingerprint(tokenizer), vocabulary_of(config), config.max_position_embeddings)
+        longest = getattr(config, "max_position_embeddings", None)  # Bloom and Mamba have none
+        fits = (_fingerprint(tokenizer), vocabulary_of(config), longest)
         if fits != built_for:
             evaluators = build_evaluators(
                 args,
                 per_device_eval_batch_size=options.batch_size,
                 tokenizer=tokenizer,
-                max_position_embeddings=config.max_position_embeddings,
+                max_position_embeddings=longest,
                 **vocabulary_of(config),
             )
             built_for = fits

@@ -159,6 +159,14 @@ def check_optimizer(run: RunArgs) -> Iterator[str]:
     default = next(f.default for f in dataclasses.fields(run.training) if f.name == "optim")
     if run.training.optimizer != "adamw" and run.training.optim != default:
         yield f"training.optim: given together with `training.optimizer: {run.training.optimizer}`; keep one of them"
+    ours = run.training.optim == default and run.training.optimizer in ("adamw", "lion")
+    for key in ("selective_updates", "record_update_metrics"):
+        if getattr(run.training, key) and not ours:
+            name = "optimizer" if run.training.optim == default else "optim"
+            yield (
+                f"training.{key}: given together with `training.{name}: {getattr(run.training, name)}`, which does "
+                f"not know it; only our adamw and lion do: leave `{name}` out or set `{key}: false`"
+            )
     if run.training.optim.startswith("schedule_free") and run.training.scheduler.name not in _NO_DECAY:
         yield (
             f"training.scheduler.name: found {run.training.scheduler.name!r} with `training.optim: "

@@ -133,7 +133,8 @@ class TrainingArgs:
     """Elements whose gradient is exactly 0 keep weight and moments (AdamW and Lion)."""
 
     record_update_metrics: bool = False
-    """Report the size of the updates with the detailed metrics (AdamW), or their cosine to their sign (Lion)."""
+    """Report the size of the updates with the detailed metrics (AdamW), or their cosine to their sign (Lion). Refused,
+    as `selective_updates` is, for any other optimizer."""
 
     max_grad_norm: float = 1.0
     """Largest global gradient norm; 0.0 is off."""
@@ -165,7 +166,7 @@ class TrainingArgs:
     loss_implementation: Literal["auto", "plain", "chunked", "flash", "liger"] = "auto"
     """How the loss is computed; all agree. `plain`: from the model's logits; `chunked`: head and loss together, a few
     positions at a time; `flash`, `liger`: kernels of these packages (GPU). `auto`: `chunked` for our model, `plain`
-    for any other."""
+    for any other. `liger` gives sums only: with it there is no loss by source."""
 
     loss_chunk_tokens: int = 1024
     """`chunked` only: positions whose logits exist at the same time."""

@@ -23,16 +23,27 @@ def swaps_weights(optimizer: Any) -> bool:
 
 
 @contextmanager
-def averaged_weights(optimizer: Any) -> Iterator[None]:
-    """Inside, the model holds the weights that are evaluated and kept; afterwards those that were there before."""
+def averaged_weights(optimizer: Any, *, exactly: bool = False) -> Iterator[None]:
+    """Inside, the model holds the weights that are evaluated and kept; afterwards those that were there before.
+
+    Args:
+        optimizer: of any kind.
+        exactly: to the last bit, for which a copy of the weights is held meanwhile. Else the optimizer computes them
+            from the averaged ones, as it does where a run goes on from a checkpoint: what saves must do the same.
+    """
     if not (swaps_weights(optimizer) and any(group["train_mode"] for group in optimizer.param_groups)):
         yield
         return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]] if exactly else []
+    before = [parameter.detach().clone() for parameter in parameters]
     optimizer.eval()
     try:
         yield
     finally:
         optimizer.train()
+        with torch.no_grad():
+            for parameter, values in zip(parameters, before, strict=True):
+                parameter.copy_(values)
 
 
 def counters(optimizer: Any) -> Table:

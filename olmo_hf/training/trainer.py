@@ -82,7 +82,7 @@ class OlmoTrainer(GoingBackTrainer):
         if not self.evaluators:
             return super().evaluate(*args, **kwargs)
         self._tell_long_work("evaluation")
-        with averaged_weights(self.inner_optimizer):
+        with averaged_weights(self.inner_optimizer, exactly=True):
             metrics = run_evaluators(
                 self.evaluators, self.model_wrapped, device=self.args.device, autocast=self._forward_in_evaluation
             )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
 
 from olmo_hf.cli import evaluate as verb
 from olmo_hf.cli.main import main
@@ -63,6 +63,17 @@ def test_one_checkpoint(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert evaluate(run, *task, "--limit", 2, "-o", tmp_path) == 0
     (result,) = json.loads((tmp_path / "evaluation.json").read_text())["results"]
     assert (result["step"], result["questions"]) == (20, {"mine": 2}), "the newest whole one"
+
+
+def test_a_model_without_a_longest_sequence(run: Path, tmp_path: Path) -> None:
+    config = BloomConfig(vocab_size=128, hidden_size=16, n_layer=1, n_head=2)
+    assert not hasattr(config, "max_position_embeddings")
+    BloomForCausalLM(config).save_pretrained(tmp_path)
+    letter_tokenizer().save_pretrained(tmp_path)
+    task = ["--task-file", run / "tasks.yaml", "--tasks", "mine", "--metrics", "acc,bpb"]
+    assert evaluate(tmp_path, *task, "-o", tmp_path / "out") == 0
+    (result,) = json.loads((tmp_path / "out" / "evaluation.json").read_text())["results"]
+    assert result["metrics"]["eval/downstream_bpb/mine_bpb"] > 0
 
 
 def test_all_checkpoints_of_a_run_with_a_plot(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +146,8 @@ def test_targets(run: Path, tmp_path: Path) -> None:
     assert len(notes) == 1
     with pytest.raises(CheckpointError, match="holds no model"):
         find_targets([str(tmp_path)], all_checkpoints=False)
+    (hub,), _ = find_targets(["someone/model"], all_checkpoints=False)
+    assert (hub.source, hub.step) == ("someone/model", None), "no directory: a model of the hub"
 
 
 def test_a_picture_of_models_without_steps(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 import contextlib
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from olmo_hf.data.args import DataArgs
-from olmo_hf.errors import ConfigError, OlmoHfError
+from olmo_hf.errors import ConfigError, DataError, OlmoHfError
 from olmo_hf.evaluation.args import EvaluationArgs, EvaluatorArgs
 from olmo_hf.evaluation.build import build_evaluators
 from olmo_hf.training.evaluating import run_evaluators
@@ -78,3 +81,48 @@ def test_missing_files_are_refused_before_anything_runs(tmp_path: Path) -> None:
     absent = DataArgs(paths=(str(tmp_path / "absent.npy"),), token_dtype="uint16", sequence_length=S)
     with pytest.raises(OlmoHfError, match=r"absent\.npy"):
         build(EvaluationArgs(evaluators=(EvaluatorArgs(label="x", data=absent),)))
+
+
+def deaf_tokenizer(*, deaf_to: str, end: str | None = None) -> PreTrainedTokenizerFast:
+    """A token per letter; of the letters `deaf_to` it makes none."""
+    words = {letter: 2 + place for place, letter in enumerate("abcdefgh? ")} | {"<unknown>": 1}
+    raw = Tokenizer(models.WordLevel(words, unk_token="<unknown>"))
+    raw.normalizer = normalizers.Replace(Regex(f"[{deaf_to}]"), "")
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=end)
+
+
+def build_task(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, *, choices: list[str], context: str = "a?", metric: str = "acc"
+) -> list:
+    (folder / "mine.jsonl").write_text(json.dumps({"options": choices}) + "\n")
+    task = f'{{documents: mine.jsonl, context: "{context}", choices: options, answer: "0", separator: ""}}'
+    (folder / "tasks.yaml").write_text(f"mine: {task}\n")
+    one = EvaluatorArgs(
+        type="downstream", tasks=("mine",), task_files=(str(folder / "tasks.yaml"),), metrics=(metric,)
+    )
+    return build_evaluators(
+        EvaluationArgs(evaluators=(one,)),
+        eos_token_id=None,
+        pad_token_id=None,
+        vocab_size=V,
+        per_device_eval_batch_size=2,
+        tokenizer=tokenizer,
+    )
+
+
+def test_a_continuation_of_which_the_tokenizer_makes_no_token_is_refused(tmp_path: Path) -> None:
+    assert len(build_task(tmp_path, deaf_tokenizer(deaf_to="x"), choices=["b", "xc"])) == 1
+    with pytest.raises(DataError, match=r"evaluators\[0\]: task mine: .*mine.jsonl.* makes no token of .* 'xx'; mend"):
+        build_task(tmp_path, deaf_tokenizer(deaf_to="x"), choices=["b", "xx"])
+
+
+def test_a_context_without_a_token_needs_one_to_put_there(tmp_path: Path) -> None:
+    for context, text in (("{{ '' }}", ""), ("x", "x")):
+        with pytest.raises(ConfigError, match=f"task mine has questions whose context is '{text}'"):
+            build_task(tmp_path, deaf_tokenizer(deaf_to="x"), choices=["b", "c"], context=context)
+        assert build_task(tmp_path, deaf_tokenizer(deaf_to="x", end="<end>"), choices=["b", "c"], context=context)
+    spaceless = deaf_tokenizer(deaf_to=" ")  # a space is what stands before a continuation alone, unless told
+    assert len(build_task(tmp_path, spaceless, choices=["b", "c"])) == 1
+    with pytest.raises(ConfigError, match="whose context is ' '"):
+        build_task(tmp_path, spaceless, choices=["b", "c"], metric="pmi_dc")

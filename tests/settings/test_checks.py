@@ -75,6 +75,16 @@ def test_schedule_free_optimizers_have_no_decay_beside_them():
     assert sentences(dataclasses.replace(GOOD, training=training)) == []
 
 
+@pytest.mark.parametrize("key", ["selective_updates", "record_update_metrics"])
+@pytest.mark.parametrize(("name", "value"), [("optimizer", "muon"), ("optim", "adafactor")])
+def test_what_an_optimizer_does_not_know_is_not_asked_of_it(key, name, value):
+    training = dataclasses.replace(GOOD.training, **{key: True})
+    assert sentences(dataclasses.replace(GOOD, training=training)) == []
+    assert sentences(dataclasses.replace(GOOD, training=dataclasses.replace(training, optimizer="lion"))) == []
+    (sentence,) = sentences(dataclasses.replace(GOOD, training=dataclasses.replace(training, **{name: value})))
+    assert sentence.startswith(f"training.{key}: given together with `training.{name}: {value}`")
+
+
 def test_a_learning_rate_is_not_turned_round():
     training = dataclasses.replace(GOOD.training, learning_rate_factors={"lm_head.weight": -1.0, "*": 0.0})
     (sentence,) = sentences(dataclasses.replace(GOOD, training=training))

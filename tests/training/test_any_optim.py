@@ -122,3 +122,19 @@ def test_schedule_free_weights_are_averaged_where_they_are_evaluated_and_kept(tm
     torch.testing.assert_close(kept, averaged, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(evaluated.seen[-1], averaged, rtol=1e-6, atol=1e-7)
     assert (training - averaged).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("optim", ["schedule_free_adamw", "schedule_free_sgd"])
+def test_an_evaluation_changes_no_bit_of_schedule_free_weights(tmp_path, optim):
+    trainer = build_long(tmp_path, optim)
+    trainer.evaluators = [Evaluated()]
+    trainer.train()
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    trainer.evaluate()
+    assert not torch.equal(trainer.evaluators[0].seen[-1], before["lm_head.weight"])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.state_dict().items())
+    with averaged_weights(trainer.inner_optimizer):
+        pass
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in trainer.model.state_dict().items()), (
+        "there and back without the copy changes bits, or this test could not fail"
+    )
