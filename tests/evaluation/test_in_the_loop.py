@@ -57,9 +57,13 @@ def write_run_with_tasks(directory: Path, *, evaluates: bool) -> Path:
     return path
 
 
-def test_tasks_in_the_loop_change_no_bit_of_training(tmp_path: Path) -> None:
-    runs.run(write_run_with_tasks(tmp_path / "with", evaluates=True))
-    runs.run(write_run_with_tasks(tmp_path / "without", evaluates=False))
+COMPILED = ("--training.torch_compile=true", "--training.torch_compile_backend=eager")
+
+
+@pytest.mark.parametrize("words", [(), COMPILED], ids=["plain", "compiled"])
+def test_tasks_in_the_loop_change_no_bit_of_training(tmp_path: Path, words: tuple[str, ...]) -> None:
+    runs.run(write_run_with_tasks(tmp_path / "with", evaluates=True), *words)
+    runs.run(write_run_with_tasks(tmp_path / "without", evaluates=False), *words)
     rows = list(read_json_lines(tmp_path / "with" / "run" / METRICS_FILE))
     evaluations = [row for row in rows if "eval/downstream/mine_acc" in row]
     assert [row["step"] for row in evaluations] == [0, 2, 4, 6], "256 tokens are two steps"

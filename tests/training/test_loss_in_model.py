@@ -116,35 +116,43 @@ def test_memory_stays_below_one_set_of_logits(peak_bytes):
     assert peaks["chunked"] < 0.5 * all_logits
 
 
-def one_step(model, implementation, *, rank, world_size):
-    """One SGD step of lr 1 on the ragged batch, split over ranks; what is returned are whole weights."""
+def one_step(model, implementation, *, silent, rank, world_size):
+    """One SGD step of lr 1 on the ragged batch, split over ranks; what is returned are whole weights.
+
+    With `silent` the second half of the rows, all that the second of two ranks has, is without a label.
+    """
     tokens, labels = ragged_batch()
+    if silent:
+        labels[4:] = -100
+    num_labels = int((labels[:, 1:] != -100).sum())
+    assert num_labels == (14 if silent else 44)
     share = slice(rank * 8 // world_size, (rank + 1) * 8 // world_size)
     parameters = list(model.parameters())
-    gradients(model, LossSettings(implementation, 1e-4, 7), tokens[share], labels[share], world_size / 44)
+    gradients(model, LossSettings(implementation, 1e-4, 7), tokens[share], labels[share], world_size / num_labels)
     torch.optim.SGD(parameters, lr=1.0).step()
     whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in parameters]
     return torch.cat([tensor.detach().flatten() for tensor in whole])
 
 
-def spread_step(rank, kind, implementation):
+def spread_step(rank, kind, implementation, silent):
     model = build("ours")
     if kind == "ddp":
-        return one_step(DistributedDataParallel(model), implementation, rank=rank, world_size=2)
+        return one_step(DistributedDataParallel(model), implementation, silent=silent, rank=rank, world_size=2)
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     if kind == "fsdp_head":  # a policy by size may make the head a unit of its own
         fully_shard(model.lm_head, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return one_step(model, implementation, rank=rank, world_size=2)
+    return one_step(model, implementation, silent=silent, rank=rank, world_size=2)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp_head"])
 @pytest.mark.parametrize("implementation", ["plain", "chunked"])
-def test_two_ranks_with_unequal_labels_take_the_step_of_one(two_ranks, kind, implementation):
-    expected = one_step(build("ours"), "plain", rank=0, world_size=1)
-    for found in two_ranks(spread_step, kind, implementation):
+@pytest.mark.parametrize("silent", [False, True], ids=["labels", "silent_rank"])
+def test_two_ranks_with_unequal_labels_take_the_step_of_one(two_ranks, kind, implementation, silent):
+    expected = one_step(build("ours"), "plain", silent=silent, rank=0, world_size=1)
+    for found in two_ranks(spread_step, kind, implementation, silent):
         assert (found - expected).abs().max() <= 1e-6
 
 
