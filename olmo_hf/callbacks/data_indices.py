@@ -158,15 +158,26 @@ def times_read(path: Path) -> dict[int, int]:
 
 
 def read_returns(run_dir: Path) -> list[tuple[int, DataPosition]]:
-    """Where the run went back and passed over batches: the step, and the place in the data from which it went on.
+    """Where the data of a run do not simply go on: the step, and the place in the data from which it went on.
 
+    That is where the run went back and passed over batches, and where it began, if that was another run's checkpoint,
+    since its data may have been moved then. Restarts of its own count for nothing: they must go on where the run was.
     Only what still holds: a restart from before such a step undoes it.
     """
     path = run_dir / EVENTS_FILE
     found: list[tuple[int, DataPosition]] = []
+    first_step: int | None = None
     for event in read_json_lines(path) if path.is_file() else ():
-        if event.get("event") in ("start", "rollback"):
-            found = [(step, position) for step, position in found if step < event["step"]]
-        if event.get("event") == "rollback":
-            found.append((event["step"], DataPosition(**event["position"])))
+        if event.get("event") not in ("start", "rollback"):
+            continue
+        step: int = event["step"]
+        found = [(other, position) for other, position in found if other < step]
+        is_start = event["event"] == "start"
+        if is_start and first_step is not None and step > first_step:
+            continue
+        if is_start:
+            first_step = step
+        if "position" in event:
+            place = (step, DataPosition(**event["position"]))
+            found += [place] if place != (0, DataPosition()) else []
     return found

@@ -1,5 +1,6 @@
 """`metrics.jsonl`: every logged step, kept without any tracker; `events.jsonl`: starts, checkpoints, the end."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from olmo_hf.callbacks.json_lines import EVENTS_FILE, METRICS_FILE, JsonLinesFile
+from olmo_hf.data.order import OrderedDataset
 from olmo_hf.training.callback import OlmoCallback
 
 
@@ -34,7 +36,9 @@ class MetricsFile(OlmoCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.event(state, "start", max_steps=state.max_steps, world_size=args.world_size)
+        data = getattr(kwargs.get("train_dataloader"), "dataset", None)
+        details = {"position": dataclasses.asdict(data.start)} if isinstance(data, OrderedDataset) else {}
+        self.event(state, "start", max_steps=state.max_steps, world_size=args.world_size, **details)
 
     def on_log(
         self,

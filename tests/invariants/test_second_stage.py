@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from olmo_hf.cli.main import main
 from olmo_hf.training import commit
 from olmo_hf.training.state import load_run_state
 from tests import runs
@@ -49,6 +50,7 @@ def test_the_data_are_moved_once(
     assert {step: found[step] for step in reads} == {step: expected[there] for step, there in reads.items()}
     assert found == read(tmp_path / "whole" / "run")[0]
     runs.same_run(tmp_path / "parts" / "run", tmp_path / "whole" / "run", range(3, 9))
+    assert main(["inspect-data", str(tmp_path / "parts" / "run"), "--recorded"]) == 0
     assert final(tmp_path / "parts" / "run") == final(tmp_path / "whole" / "run")
 
 
