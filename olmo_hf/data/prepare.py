@@ -122,7 +122,10 @@ def _prepare(
     on_batch: ProgressFunction | None,
 ) -> PrepareReport:
     output = Path(options.output)
-    fingerprint = fingerprint_of(options, files)
+    mark = None
+    if options.dataset is not None:
+        mark = load_rows(options.dataset, options.dataset_split, options.column)._fingerprint
+    fingerprint = fingerprint_of(options, files, mark)
     state = _read_state(output, fingerprint)
     if state is None:
         finished = _finished(output, fingerprint)

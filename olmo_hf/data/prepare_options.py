@@ -124,8 +124,11 @@ def check_options(options: PrepareOptions) -> None:
         raise DataError("\n".join(problems))
 
 
-def fingerprint_of(options: PrepareOptions, files: list[SourceFile]) -> str:
-    """Checksum of everything that decides the result, to tell whether a half-done output belongs to it."""
+def fingerprint_of(options: PrepareOptions, files: list[SourceFile], rows_mark: str | None = None) -> str:
+    """Checksum of everything that decides the result, to tell whether a half-done output belongs to it.
+
+    `rows_mark` changes with the content of `dataset`.
+    """
     defaults = PrepareOptions(output="")
     # What may change between two launches of one preparation.
     deciding = replace(
@@ -135,5 +138,6 @@ def fingerprint_of(options: PrepareOptions, files: list[SourceFile]) -> str:
         max_bad_documents=defaults.max_bad_documents,
         state_interval_seconds=defaults.state_interval_seconds,
     )
-    content = json.dumps([asdict(deciding), [asdict(file) for file in files]], sort_keys=True)
+    marks = [] if rows_mark is None else [rows_mark]
+    content = json.dumps([asdict(deciding), [asdict(file) for file in files], *marks], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -290,6 +291,38 @@ def test_a_datasets_data_set(tmp_path: Path, tokenizer: str) -> None:
         assert [raw.decode(ids) for ids in documents] == DOCUMENTS[:50]
     with pytest.raises(DataError, match="has no column 'text', but body"):
         prepare_data(PrepareOptions(dataset=str(tmp_path / "plain"), output=str(tmp_path / "o"), tokenizer=tokenizer))
+
+
+def test_another_data_set_under_the_same_name_is_refused(tmp_path: Path, tokenizer: str) -> None:
+    wanted = PrepareOptions(dataset=str(tmp_path / "data"), output=str(tmp_path / "out"), tokenizer=tokenizer)
+    datasets.Dataset.from_dict({"text": DOCUMENTS[:50]}).save_to_disk(wanted.dataset)
+    first = prepare_data(wanted)
+    assert first.num_tokens_now > 0
+    again = prepare_data(wanted)
+    assert (again.num_tokens_now, again.manifests) == (0, first.manifests), "finished already"
+    shutil.rmtree(wanted.dataset)
+    datasets.Dataset.from_dict({"text": DOCUMENTS[50:90]}).save_to_disk(wanted.dataset)
+    with pytest.raises(DataError, match="other"):
+        prepare_data(wanted)
+
+
+def test_a_data_set_of_plain_files(tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `load_dataset` reads, whole and broken."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    source = tmp_path / "data" / "train.jsonl"
+    source.parent.mkdir()
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS[:50]))
+    wanted = PrepareOptions(
+        dataset=str(source.parent), output=str(tmp_path / "out"), tokenizer=tokenizer, validation_fraction=0.0
+    )
+    report = prepare_data(wanted)
+    raw = raw_tokenizer(tokenizer)
+    documents = documents_of(tmp_path / "out" / "train", report.manifests["train"])
+    assert [raw.decode(ids) for ids in documents] == DOCUMENTS[:50]
+    assert prepare_data(wanted).num_tokens_now == 0
+    source.write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(DataError, match=r"--dataset: .*data \(split train\) cannot be loaded \(.*JSON"):
+        prepare_data(replace(wanted, output=str(tmp_path / "broken")))
 
 
 def test_a_data_set_that_is_not_there(tmp_path: Path, tokenizer: str) -> None:
