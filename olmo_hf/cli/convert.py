@@ -67,6 +67,8 @@ def run(options: argparse.Namespace) -> int:
         notices = source.notices + _write(options, to, wanted, partial)
         if not options.no_verify:
             _verify(wanted, partial)
+            if options.dtype is not None:
+                _tell_rounding(source, partial, options.dtype)
         os.replace(partial, options.target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -81,8 +83,11 @@ def _write(options: argparse.Namespace, to: str, wanted: "Checkpoint", directory
 
     if to == "original":
         notices = write_to_original(wanted, directory, file_format=options.original_format)
-        if options.tokenizer is not None:
-            notices.append("the original finds its tokenizer by tokenizer.identifier of its config.yaml")
+        notices += carry_tokenizer(options.source, options.tokenizer, wanted.config, directory)
+        if (directory / "tokenizer.json").is_file():
+            notices.append(
+                "the original finds its tokenizer by tokenizer.identifier of its config.yaml: name this tokenizer.json"
+            )
         return notices
     write_huggingface(wanted, directory)
     notices = carry_tokenizer(options.source, options.tokenizer, wanted.config, directory)
@@ -144,3 +149,11 @@ def _verify(wanted: "Checkpoint", directory: Path) -> None:
             f"the logits of source and target differ by {difference:.3g}; the same weights give the same logits, so "
             "the target is wrong and was not kept"
         )
+
+
+def _tell_rounding(source: "Checkpoint", directory: Path, dtype: str) -> None:
+    """Say how far the type asked for moves the logits of the source."""
+    from olmo_hf.model.conversion.convert import largest_logit_difference, open_checkpoint
+
+    difference = largest_logit_difference(source, open_checkpoint(directory))
+    print(f"--dtype {dtype} moves the logits of the source by up to {difference:.3g}")

@@ -1,5 +1,6 @@
 """`olmo-hf convert` as it is typed."""
 
+import re
 import shutil
 
 import pytest
@@ -34,10 +35,16 @@ def test_padding_rows_are_kept_or_cut(tmp_path, tied):
     assert cut.generation_config.suppress_tokens is None
 
 
-def test_dtype_and_shards(tmp_path):
+def test_dtype_and_shards(tmp_path, capsys):
     model = tiny_model()
     model.save_pretrained(tmp_path / "source")
     assert run(tmp_path / "source", tmp_path / "half", "--to", "huggingface", "--dtype", "bfloat16") == 0
+    said = capsys.readouterr().out
+    assert "difference| on random ids: 0\n" in said, "what was written is what was wanted"
+    moved = float(re.search(r"--dtype bfloat16 moves the logits of the source by up to (\S+)", said)[1])
+    assert 0 < moved < 0.1
+    assert run(tmp_path / "source", tmp_path / "same", "--to", "huggingface", "--dtype", "float32") == 0
+    assert "moves the logits of the source by up to 0\n" in capsys.readouterr().out
     half = OlmoHfForCausalLM.from_pretrained(tmp_path / "half")
     assert half.dtype == torch.bfloat16
     assert torch.equal(half.lm_head.weight, model.lm_head.weight.bfloat16())
@@ -57,6 +64,19 @@ def test_tokenizer_comes_along_and_disagreement_is_said(tmp_path, capsys):
     assert "token" not in capsys.readouterr().out.replace(str(tmp_path), "").replace("tensors", "")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "b")
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.model_max_length) == (0, 1, 32)
+
+
+def test_tokenizer_comes_along_to_the_original_and_back(tmp_path, capsys):
+    tiny_model(eos_token_id=0, pad_token_id=1).save_pretrained(tmp_path / "source")
+    word_tokenizer().save_pretrained(tmp_path / "source")
+    assert run(tmp_path / "source", tmp_path / "original", "--to", "original") == 0
+    assert "tokenizer.identifier" in capsys.readouterr().out
+    assert run(tmp_path / "original", tmp_path / "back") == 0
+    before, *after = (
+        AutoTokenizer.from_pretrained(tmp_path / name).backend_tokenizer.to_str()
+        for name in ("source", "original", "back")
+    )
+    assert after == [before, before]
 
 
 def test_sharded_run_becomes_a_model_that_can_go_on(tmp_path):
