@@ -23,6 +23,9 @@ MAX_ATTEMPTS = 6
 FIRST_PAUSE_SECONDS = 0.5
 """Pause before the second attempt; each further one is twice as long."""
 
+READ_TIMEOUT_SECONDS = 60.0
+"""A web server that sends nothing for so long is asked again."""
+
 FETCH_BYTES = 2**24
 """Piece of a file that is fetched at once into the cache."""
 
@@ -189,7 +192,12 @@ def _stretch(path: str, first_byte: int, behind: int, identity: str) -> bytes:
 
 async def _http_stretch(filesystem: Any, url: str, first_byte: int, behind: int, condition: str | None) -> bytes:
     """Bytes `[first_byte, behind)` over HTTP. Unlike `cat_file` it looks at what the server says that it sends."""
+    import aiohttp
+
     options = dict(filesystem.kwargs)
+    options.setdefault(
+        "timeout", aiohttp.ClientTimeout(total=None, sock_connect=READ_TIMEOUT_SECONDS, sock_read=READ_TIMEOUT_SECONDS)
+    )
     headers = {
         **options.pop("headers", {}),
         # Compressed on the way, a stretch would be one of other bytes.

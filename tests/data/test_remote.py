@@ -50,6 +50,15 @@ def test_what_may_pass_is_tried_again(server: Server, fault: str) -> None:
     assert remote.MAX_ATTEMPTS <= len(server.reads) <= 2 * remote.MAX_ATTEMPTS
 
 
+def test_a_server_that_is_silent_is_asked_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "READ_TIMEOUT_SECONDS", 0.2)
+    server.faults = ["delay"] * 2
+    assert read_remote(server.url("/a.npy"), 0, 4) == CONTENT[:2].tobytes()
+    server.faults = ["delay"] * 100
+    with pytest.raises(DataError, match=r"cannot be read in 6 attempts \(.*Timeout"):
+        read_remote(server.url("/a.npy"), 0, 4)
+
+
 def test_what_will_not_pass_is_not(server: Server) -> None:
     data = dataset(server.url("/a.npy"))
     server.faults = ["deny"] * 5

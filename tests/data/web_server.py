@@ -1,6 +1,7 @@
 """A web server on the loopback that behaves, or misbehaves as it is told."""
 
 import hashlib
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -9,7 +10,7 @@ CONTENT = (np.arange(1_000) * 7 % 500).astype(np.uint16)
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files`; `faults` are used up one per ranged read: drop, truncate, short, error, deny or shift."""
+    """Serves `files`; `faults` are used up one per ranged read: drop, delay, truncate, short, error, deny, shift."""
 
     daemon_threads = True
 
@@ -65,6 +66,10 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "drop":
             self.close_connection = True
             return self.connection.close()
+        if fault == "delay":
+            time.sleep(0.6)
+            self.close_connection = True
+            return None
         if fault in ("error", "deny"):
             return self._headers(503 if fault == "error" else 403, 0, etag)
         more: dict[str, str] = {}
