@@ -1,5 +1,6 @@
 """What the model saw when the loss spiked: instance ids from the record, their source and their text."""
 
+import datetime
 import logging
 import math
 from collections.abc import Callable
@@ -76,7 +77,7 @@ def open_source(run: History) -> Source:
 
 
 def describe_spikes(run: History, *, explain: bool = False) -> list[dict[str, Any]]:
-    """For the page: title, instances (title, text) and a note for each spike, newest last.
+    """For the page: title, instances (title, text), settings and a note for each spike, newest last.
 
     Args:
         explain: also compute the loss of every instance with the last checkpoint before the spike.
@@ -148,8 +149,24 @@ def _describe(
         "step": step,
         "title": f"step {step:,}: {facts}",
         "instances": [_instance(rank, one, source, losses.get(one)) for rank, one in pairs[:MAX_INSTANCES]],
+        "settings": settings_at(run, event.get("time")),
         "note": " ".join(notes),
     }
+
+
+def settings_at(run: History, time: Any) -> str:
+    """The YAML of the last launch that had begun by this moment (seconds since 1970); empty where it is not known."""
+    if not isinstance(time, int | float):
+        return ""
+    begun: list[tuple[float, str]] = []
+    for launch in run.launches:
+        try:
+            began = datetime.datetime.fromisoformat(str(launch.get("time"))).timestamp()
+        except ValueError:
+            continue
+        if began <= time:
+            begun.append((began, str(launch.get("config") or "")))
+    return sorted(begun, key=lambda one: one[0])[-1][1] if begun else ""
 
 
 def _instance(rank: int, instance: int, source: Source | None, loss: float | None) -> dict[str, str]:

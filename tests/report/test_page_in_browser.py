@@ -65,6 +65,7 @@ AFTER = """<script>
   said.charts = [...document.querySelectorAll(".chart h3")].map(title => title.textContent);
   said.tiles = document.getElementById("tiles").innerText;
   said.tables = document.querySelectorAll("section table tr").length;
+  said.spikes = [...document.querySelectorAll("#spikes summary, #spikes pre")].map(one => one.textContent);
   said.problems = window.problems;
   const out = document.createElement("pre");
   out.id = "said";
@@ -86,8 +87,11 @@ def ask(page: str, directory: Path) -> dict:
 
 
 def test_one_run(run_dir: Path, tmp_path: Path) -> None:
-    said = ask(render_page([load_history(run_dir)]), tmp_path)
+    one = {"step": 150, "title": "step 150: loss 4", "instances": [], "settings": "training: {}\n", "note": "no text"}
+    said = ask(render_page([load_history(run_dir)], {"a-run": [one, {**one, "settings": ""}]}), tmp_path)
     assert said["problems"] == []
+    titles = ["step 150: loss 4 look", "settings in force", "training: {}\n", "step 150: loss 4 look"]
+    assert said["spikes"] == titles, "without settings there is nothing to open"
     assert said["charts"][:2] == ["Loss", "Held-out perplexity"]
     assert all(count > 500 for count in said["ink"]), said["ink"]
     assert said["whole"] == [1, 200]

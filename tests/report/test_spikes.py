@@ -1,5 +1,6 @@
 """From a real run with a spike on record to the text that caused it."""
 
+import datetime
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from olmo_hf.callbacks.data_indices import data_indices_path, read_data_indices
 from olmo_hf.report.history import History, load_history
-from olmo_hf.report.spikes import describe_spikes
+from olmo_hf.report.spikes import describe_spikes, settings_at
 from olmo_hf.report.write import write_report
 from tests import runs
 from tests.invariants.test_split import FSDP
@@ -74,6 +75,7 @@ def test_the_instances_of_a_spike_that_the_run_left_behind(tmp_path: Path) -> No
     tokens = [int(token) for one in spike["instances"] for token in one["text"].split()]
     assert len(tokens) == 8 * 16
     assert min(tokens) >= 50, "the poison, though step 7 was trained again on other data"
+    assert spike["settings"] == (run_dir / "config.yaml").read_text()
 
 
 def test_without_explain_nothing_is_computed(run_dir: Path) -> None:
@@ -91,6 +93,20 @@ def test_data_that_are_gone_are_said_and_the_ids_stay(run_dir: Path) -> None:
     assert "cannot be read here" in spike["note"]
     assert len(spike["instances"]) == 8
     assert spike["instances"][0]["title"].startswith("instance ")
+
+
+def test_the_settings_in_force_are_those_of_the_last_launch_before(tmp_path: Path) -> None:
+    launches = [
+        {"time": "2026-11-30T00:00:10+00:00", "config": "first"},
+        {"time": "torn", "config": "nothing"},
+        {"time": "2026-11-30T00:00:20+00:00", "config": "second"},
+        {"time": "2026-11-30T00:00:30+00:00"},
+    ]
+    history = History("x", tmp_path, {}, launches=launches)
+    midnight = datetime.datetime(2026, 11, 30, tzinfo=datetime.UTC).timestamp()
+    seconds = (9.9, 10.5, 19.9, 20, 29, 31)
+    assert [settings_at(history, midnight + one) for one in seconds] == ["", "first", "first", "second", "second", ""]
+    assert settings_at(history, None) == ""
 
 
 def test_a_run_without_spikes_opens_nothing(tmp_path: Path) -> None:

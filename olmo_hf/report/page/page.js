@@ -57,6 +57,8 @@ function words() {
         const at = run.at(spike.step), width = (wholeRange()[1] - wholeRange()[0]) * 0.02;
         zoom(at - width, at + width); scrollTo({ top: 0 });
       };
+      if (spike.settings) body.push(make("details", {}, make("summary", { textContent: "settings in force" }),
+        make("pre", { textContent: spike.settings })));
       spikes.append(make("details", {}, make("summary", {}, spike.title + " ", look), ...body,
         make("p", { textContent: spike.note })));
     }
