@@ -52,7 +52,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         run = options.run if options.run is not None else train_example(directory / "spiky")
-        page, _ = write_report([run], directory / "report", explain=True)
+        page, *_ = write_report([run], directory / "report", explain=True)
         take_picture(page, options.output, directory)
     print(options.output)
 

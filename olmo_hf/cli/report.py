@@ -1,17 +1,20 @@
-"""`olmo-hf report RUN [RUN2 ...]`: what happened, as one HTML file and a PNG."""
+"""`olmo-hf report RUN [RUN2 ...]`: what happened, as one HTML file and PNGs."""
 
 import argparse
 import sys
 from pathlib import Path
 
-HELP = "draw a run's record: one self-contained HTML file and loss.png"
+HELP = "draw a run's record: one self-contained HTML file, loss.png and charts.png"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the verb."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directory; several are drawn together")
     parser.add_argument(
-        "-o", "--output-dir", type=Path, help="where report.html and loss.png go (default: the first run's directory)"
+        "-o",
+        "--output-dir",
+        type=Path,
+        help="where report.html, loss.png and charts.png go (default: the first run's directory)",
     )
     parser.add_argument(
         "--explain",
@@ -24,6 +27,6 @@ def run(namespace: argparse.Namespace) -> int:
     """Writes the report and says where it is."""
     from olmo_hf.report.write import write_report
 
-    html, png = write_report(namespace.runs, namespace.output_dir, explain=namespace.explain)
-    print(f"{html} ({html.stat().st_size / 1e6:.1f} MB)\n{png}", file=sys.stdout)
+    html, png, charts = write_report(namespace.runs, namespace.output_dir, explain=namespace.explain)
+    print(f"{html} ({html.stat().st_size / 1e6:.1f} MB)\n{png}\n{charts}", file=sys.stdout)
     return 0

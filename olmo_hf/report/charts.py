@@ -1,8 +1,12 @@
-"""Which metrics share a chart, in the order a reader looks at them. Data, not logic."""
+"""Which metrics share a chart, in the order a reader looks at them, and their names there."""
 
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from olmo_hf.report.history import History
 
 
 @dataclass(frozen=True)
@@ -53,3 +57,35 @@ def metrics_of(chart: Chart, names: Iterable[str]) -> list[str]:
     for pattern in chart.metrics:
         found.extend(name for name in known if fnmatch.fnmatchcase(name, pattern) and name not in found)
     return found
+
+
+def charts_of(runs: Sequence[History]) -> list[tuple[Chart, list[str]]]:
+    """The charts for which any of the runs has metrics, with their names."""
+    known = {name for run in runs for name in run.series}
+    found = []
+    for chart in CHARTS:
+        names = metrics_of(chart, known)
+        if chart.title == "Learning rate":
+            names = [name for number, name in enumerate(names) if number == 0 or _differs(runs, names[0], name)]
+        if names:
+            found.append((chart, names))
+    return found
+
+
+def _differs(runs: Sequence[History], first: str, other: str) -> bool:
+    """Whether two metrics differ anywhere; parameter groups mostly share one learning rate."""
+    return any(
+        first in run.series
+        and other in run.series
+        and not np.array_equal(run.series[first].values, run.series[other].values, equal_nan=True)
+        for run in runs
+    )
+
+
+def label_of(name: str) -> str:
+    """How a metric is called on its chart."""
+    for end in ("/CrossEntropyLoss", "/Perplexity", "/BitsPerByte"):
+        if name.startswith("eval/") and name.endswith(end):
+            return name.removeprefix("eval/").removesuffix(end)
+    names = {"train/CrossEntropyLoss": "training", "optim/total_grad_norm": "total norm"}
+    return names.get(name, name.rsplit("/", 1)[-1].replace("_", " "))

@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-import numpy as np
-
 from olmo_hf.callbacks.json_lines import strict_json
 from olmo_hf.callbacks.wording import duration, short_number
-from olmo_hf.report.charts import CHARTS, metrics_of
+from olmo_hf.report.charts import charts_of, label_of
 from olmo_hf.report.history import History
 from olmo_hf.report.packing import MAX_POINTS_ALL_RUNS, pack_map, pack_series
 from olmo_hf.report.png import COLORS
@@ -56,43 +54,18 @@ def render_page(runs: Sequence[History], spikes: Mapping[str, list[dict[str, Any
 
 
 def _charts(runs: Sequence[History]) -> list[dict[str, Any]]:
-    known = {name for run in runs for name in run.series}
-    charts = []
-    for chart in CHARTS:
-        names = metrics_of(chart, known)
-        if chart.title == "Learning rate":
-            names = [name for number, name in enumerate(names) if number == 0 or _differs(runs, names[0], name)]
-        if names:
-            charts.append(
-                {
-                    "title": chart.title,
-                    "unit": chart.unit,
-                    "log_scale": chart.log_scale,
-                    "percent": chart.percent,
-                    "smooth": chart.smooth,
-                    "names": names,
-                    "labels": [_label(name) for name in names],
-                }
-            )
-    return charts
-
-
-def _differs(runs: Sequence[History], first: str, other: str) -> bool:
-    """Whether two metrics differ anywhere; parameter groups mostly share one learning rate."""
-    return any(
-        first in run.series
-        and other in run.series
-        and not np.array_equal(run.series[first].values, run.series[other].values, equal_nan=True)
-        for run in runs
-    )
-
-
-def _label(name: str) -> str:
-    for end in ("/CrossEntropyLoss", "/Perplexity", "/BitsPerByte"):
-        if name.startswith("eval/") and name.endswith(end):
-            return name.removeprefix("eval/").removesuffix(end)
-    names = {"train/CrossEntropyLoss": "training", "optim/total_grad_norm": "total norm"}
-    return names.get(name, name.rsplit("/", 1)[-1].replace("_", " "))
+    return [
+        {
+            "title": chart.title,
+            "unit": chart.unit,
+            "log_scale": chart.log_scale,
+            "percent": chart.percent,
+            "smooth": chart.smooth,
+            "names": names,
+            "labels": [label_of(name) for name in names],
+        }
+        for chart, names in charts_of(runs)
+    ]
 
 
 def _run_data(run: History, drawn: set[str], points: int, spikes: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,15 +1,18 @@
-"""`loss.png`: the overview of one run or several, for a paper, a chat or a README."""
+"""`loss.png`, the overview of one run or several, and `charts.png`, all curves: for a paper, a chat or a README."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, NullFormatter
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 
 from olmo_hf.callbacks.wording import short_number
+from olmo_hf.report.charts import Chart, charts_of, label_of
 from olmo_hf.report.history import History, Series
 from olmo_hf.report.smoothing import keep_extremes, smooth
 
@@ -19,6 +22,9 @@ COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be
 _MAX_POINTS = 6000
 _LOSS = "train/CrossEntropyLoss"
 _INK, _FAINT = "#1f2937", "#9ca3af"
+_KEYS_IN_A_COLUMN = 16
+_Style = Literal["solid"] | tuple[float, tuple[float, ...]]
+_STYLES: tuple[_Style, ...] = ("solid", (0, (4, 2)), (0, (1, 1)), (0, (6, 2, 1, 2)), (0, (8, 3)))
 
 
 def draw_overview(runs: Sequence[History], path: Path) -> None:
@@ -55,6 +61,70 @@ def draw_overview(runs: Sequence[History], path: Path) -> None:
     figure.savefig(path)
 
 
+def draw_charts(runs: Sequence[History], path: Path) -> None:
+    """Every chart of the page as a panel over steps, written as a PNG.
+
+    Args:
+        runs: drawn over each other, each in its colour; one alone has a colour for each metric.
+        path: of the picture.
+    """
+    charts = charts_of(runs)
+    rows = -(-len(charts) // 2)
+    figure = Figure(figsize=(15, 3 * rows + 0.6), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(rows, 2, squeeze=False).ravel()
+    for axis in panels[len(charts) :]:
+        axis.remove()
+    for axis, (chart, names) in zip(panels, charts, strict=False):
+        _quiet(axis)
+        _chart_panel(axis, runs, chart, names)
+    figure.suptitle(_title(runs), x=0.01, ha="left", fontsize=12, color=_INK, fontweight="bold")
+    figure.savefig(path)
+
+
+def _chart_panel(axis: Axes, runs: Sequence[History], chart: Chart, names: Sequence[str]) -> None:
+    alone = len(runs) == 1
+    shown: list[Series] = []
+    for run_number, run in enumerate(runs):
+        for number, name in enumerate(names):
+            if name not in run.series:
+                continue
+            color, style = _look(number, 0 if alone else run_number, alone=alone)
+            _line(axis, run.series[name], color, with_trend=chart.smooth, style=style)
+            shown.append(run.series[name])
+    axis.set_title(f"{chart.title} ({chart.unit})" if chart.unit else chart.title, loc="left", fontsize=10, color=_INK)
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if chart.percent:
+        axis.yaxis.set_major_formatter(PercentFormatter(1))
+    if names[0] == _LOSS:
+        _loss_limits(axis, runs)
+    if chart.log_scale:
+        _positive_log_limits(axis, shown, always=True)
+    looks = [_look(number, 0, alone=alone) for number in range(len(names))]
+    keys = [
+        Line2D([], [], color=color if alone else _FAINT, linestyle=style, label=label_of(name))
+        for (color, style), name in zip(looks, names, strict=True)
+    ]
+    if not alone:
+        keys += [Line2D([], [], color=_look(0, n, alone=False)[0], label=run.name) for n, run in enumerate(runs)]
+    axis.legend(
+        handles=keys,
+        frameon=False,
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+        labelcolor=_INK,
+        fontsize=7,
+        ncols=-(-len(keys) // _KEYS_IN_A_COLUMN),
+    )
+
+
+def _look(metric: int, run: int, *, alone: bool) -> tuple[str, _Style]:
+    """Colour and dashes: of the metric where there is one run, else the colour is the run's."""
+    if alone:
+        return COLORS[metric % len(COLORS)], _STYLES[metric // len(COLORS) % len(_STYLES)]
+    return COLORS[run % len(COLORS)], _STYLES[metric % len(_STYLES)]
+
+
 def _title(runs: Sequence[History]) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs"
@@ -76,7 +146,15 @@ def _quiet(axis: Axes) -> None:
     axis.margins(x=0.01)
 
 
-def _line(axis: Axes, series: Series | None, color: str, *, label: str | None = None, with_trend: bool = True) -> None:
+def _line(
+    axis: Axes,
+    series: Series | None,
+    color: str,
+    *,
+    label: str | None = None,
+    with_trend: bool = True,
+    style: _Style = "solid",
+) -> None:
     """The curve, thinned; faint, under its trend, unless that is not wanted."""
     if series is None:
         return
@@ -84,11 +162,19 @@ def _line(axis: Axes, series: Series | None, color: str, *, label: str | None = 
     few = len(series) < 30
     if not with_trend or few:
         marker = "." if few else None
-        axis.plot(series.steps[shown], series.values[shown], color=color, linewidth=1.4, label=label, marker=marker)
+        axis.plot(
+            series.steps[shown],
+            series.values[shown],
+            color=color,
+            linewidth=1.4,
+            linestyle=style,
+            label=label,
+            marker=marker,
+        )
         return
     axis.plot(series.steps[shown], series.values[shown], color=color, linewidth=0.7, alpha=0.3)
     average = smooth(series.values)
-    axis.plot(series.steps[shown], average[shown], color=color, linewidth=1.7, label=label)
+    axis.plot(series.steps[shown], average[shown], color=color, linewidth=1.7, linestyle=style, label=label)
 
 
 def _is_held_out(name: str) -> bool:
@@ -149,11 +235,11 @@ def _loss_limits(axis: Axes, runs: Sequence[History]) -> None:
         axis.set_ylim(low - 0.06 * (middle - low), middle + 1.2 * (middle - low))
 
 
-def _positive_log_limits(axis: Axes, columns: Sequence[Series | None]) -> None:
-    """Gradient norms span decades: a logarithmic axis when they do."""
+def _positive_log_limits(axis: Axes, columns: Sequence[Series | None], *, always: bool = False) -> None:
+    """Gradient norms span decades: a logarithmic axis when they do, or `always` where there is anything to show."""
     values = [column.values for column in columns if column is not None]
     positive = np.concatenate([v[np.isfinite(v) & (v > 0)] for v in values]) if values else np.zeros(0)
-    if len(positive) and positive.max() / positive.min() > 10:
+    if len(positive) and (always or positive.max() / positive.min() > 10):
         axis.set_yscale("log", subs=(2, 5))
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.yaxis.set_minor_formatter(

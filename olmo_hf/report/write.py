@@ -6,14 +6,14 @@ from pathlib import Path
 from olmo_hf.errors import DataError
 from olmo_hf.report.history import load_history
 from olmo_hf.report.html import render_page
-from olmo_hf.report.png import draw_overview
+from olmo_hf.report.png import draw_charts, draw_overview
 from olmo_hf.report.spikes import describe_spikes
 
 
 def write_report(
     run_dirs: Sequence[Path], output_dir: Path | None = None, *, explain: bool = False
-) -> tuple[Path, Path]:
-    """Writes `report.html` and `loss.png`; works on runs that are going on or were killed.
+) -> tuple[Path, Path, Path]:
+    """Writes `report.html`, `loss.png` and `charts.png`; works on runs that are going on or were killed.
 
     Args:
         run_dirs: one run, or several to compare.
@@ -21,7 +21,7 @@ def write_report(
         explain: compute the loss of every instance of a spike with the checkpoint before it.
 
     Returns:
-        The two paths.
+        The three paths.
 
     Raises:
         DataError: a directory holds no run, the same run is named twice, or the output cannot be written.
@@ -34,13 +34,14 @@ def write_report(
         )
     spikes = {run.name: describe_spikes(run, explain=explain) for run in runs}
     target = run_dirs[0] if output_dir is None else output_dir
-    html_path, png_path = target / "report.html", target / "loss.png"
+    html_path, png_path, charts_path = (target / name for name in ("report.html", "loss.png", "charts.png"))
     try:
         target.mkdir(parents=True, exist_ok=True)
         html_path.write_text(render_page(runs, spikes), encoding="utf-8")
         draw_overview(runs, png_path)
+        draw_charts(runs, charts_path)
     except OSError as error:
         raise DataError(
             f"The report cannot be written into {target} ({error}); choose another --output-dir."
         ) from error
-    return html_path, png_path
+    return html_path, png_path, charts_path

@@ -114,5 +114,5 @@ def test_a_run_without_spikes_opens_nothing(tmp_path: Path) -> None:
 
 
 def test_the_report_holds_the_text(run_dir: Path, tmp_path: Path) -> None:
-    html, _ = write_report([run_dir], tmp_path)
+    html, *_ = write_report([run_dir], tmp_path)
     assert "step 9: loss 9, usual 3" in html.read_text()
