@@ -136,7 +136,7 @@ def evaluate_targets(options: EvaluateOptions, targets: Sequence[Target]) -> Ite
         model = _load(target, options)
         tokenizer = tokenizer_of(target, options)
         config: Any = model.config  # ours or one of transformers
-        longest = getattr(config, "max_position_embeddings", None)  # Bloom and Mamba have none
+        longest = _longest_sequence(config)
         fits = (_fingerprint(tokenizer), vocabulary_of(config), longest)
         if fits != built_for:
             evaluators = build_evaluators(
@@ -231,6 +231,15 @@ def _load(target: Target, options: EvaluateOptions) -> PreTrainedModel:
             "can be reached"
         ) from error
     return model.eval()
+
+
+def _longest_sequence(config: Any) -> int | None:
+    """How many tokens a model reads at most; MPT has a name of its own for it, Bloom and Mamba have no limit."""
+    for name in ("max_position_embeddings", "max_seq_len"):
+        found: int | None = getattr(config, name, None)
+        if found is not None:
+            return found
+    return None
 
 
 def _fingerprint(tokenizer: PreTrainedTokenizerBase | None) -> Any:

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    MambaConfig,
+    MptConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
 
 from olmo_hf.cli import evaluate as verb
 from olmo_hf.cli.main import main
@@ -65,10 +72,18 @@ def test_one_checkpoint(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert (result["step"], result["questions"]) == (20, {"mine": 2}), "the newest whole one"
 
 
-def test_a_model_without_a_longest_sequence(run: Path, tmp_path: Path) -> None:
-    config = BloomConfig(vocab_size=128, hidden_size=16, n_layer=1, n_head=2)
+@pytest.mark.parametrize(
+    "config",
+    [
+        BloomConfig(vocab_size=128, hidden_size=16, n_layer=1, n_head=2),
+        MambaConfig(vocab_size=128, hidden_size=16, num_hidden_layers=1, state_size=4),
+        MptConfig(vocab_size=128, d_model=16, n_layers=1, n_heads=2, max_seq_len=8),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_model_without_max_position_embeddings(run: Path, tmp_path: Path, config: PreTrainedConfig) -> None:
     assert not hasattr(config, "max_position_embeddings")
-    BloomForCausalLM(config).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     letter_tokenizer().save_pretrained(tmp_path)
     task = ["--task-file", run / "tasks.yaml", "--tasks", "mine", "--metrics", "acc,bpb"]
     assert evaluate(tmp_path, *task, "-o", tmp_path / "out") == 0
