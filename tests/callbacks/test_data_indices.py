@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from olmo_hf.callbacks.args import DataIndicesArgs
-from olmo_hf.callbacks.data_indices import DataIndices, data_indices_path, iter_data_indices, read_data_indices
+from olmo_hf.callbacks.data_indices import (
+    DataIndices,
+    data_indices_path,
+    iter_data_indices,
+    read_data_indices,
+    read_returns,
+)
+from olmo_hf.callbacks.json_lines import EVENTS_FILE, JsonLinesFile
+from olmo_hf.data.order import DataPosition
 
 
 def record(tmp_path: Path, flush_steps: int = 3) -> DataIndices:
@@ -142,3 +150,23 @@ def test_readable_after_kill_9_and_appended_to(tmp_path, arguments, state, contr
     assert all(found[step] == list(range(step, step + 50)) for step in found)
     train(record(tmp_path), state, arguments, control, range(last, last + 3))
     assert read_data_indices(path) == {step: found[step] for step in range(1, last)} | expected(range(last, last + 3))
+
+
+def test_where_the_data_of_a_run_begin(tmp_path: Path) -> None:
+    """A first launch may begin anywhere; a restart must go on where the run was, whatever it says of itself."""
+    events = JsonLinesFile(tmp_path / EVENTS_FILE)
+
+    def told(event: str, step: int, instances: int | None) -> list[tuple[int, DataPosition]]:
+        position = {} if instances is None else {"position": {"epoch": 0, "instances": instances}}
+        events.append({"event": event, "step": step, **position})
+        return read_returns(tmp_path)
+
+    assert told("start", 0, None) == []
+    assert told("start", 0, 0) == [], "the order itself"
+    (tmp_path / EVENTS_FILE).unlink()
+    events = JsonLinesFile(tmp_path / EVENTS_FILE)
+    assert told("start", 2, 24) == [(2, DataPosition(instances=24))]
+    assert told("start", 4, 999) == [(2, DataPosition(instances=24))], "a restart"
+    assert told("start", 2, 32) == [(2, DataPosition(instances=32))], "begun again before its first checkpoint"
+    assert told("rollback", 6, 80) == [(2, DataPosition(instances=32)), (6, DataPosition(instances=80))]
+    assert told("start", 5, 56) == [(2, DataPosition(instances=32))], "before it went back"
