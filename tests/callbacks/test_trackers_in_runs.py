@@ -91,7 +91,7 @@ def test_a_server_that_is_not_there_holds_nothing_up_for_long(undisturbed: Path,
     runs.same_run(tmp_path / "run", undisturbed)
 
 
-def test_a_tag_set_in_mid_run_stops_it_and_a_server_that_dies_does_not(tmp_path: Path) -> None:
+def test_a_tag_set_in_mid_run_stops_it_and_a_server_that_is_slow_or_fails_does_not(tmp_path: Path) -> None:
     server = WandbServer()
     config, run_dir = runs.write_run(tmp_path, max_duration=100_000, save_interval=None), tmp_path / "run"
     env = {
@@ -110,6 +110,16 @@ def test_a_tag_set_in_mid_run_stops_it_and_a_server_that_dies_does_not(tmp_path:
         while server.asked_for_run < 2 and time.monotonic() < deadline:
             assert process.poll() is None, (tmp_path / "log.txt").read_text()[-2000:]
             time.sleep(0.02)
+        server.slow_seconds = 60.0
+        while server.held == 0 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.5)  # what was on its way has come
+        told, before = server.told_of_run, len(runs.logged_steps(run_dir))
+        time.sleep(2)  # ten times as long as between two questions
+        assert process.poll() is None, (tmp_path / "log.txt").read_text()[-2000:]
+        assert len(runs.logged_steps(run_dir)) >= before + 5, "steps are trained while the server keeps its answers"
+        assert server.told_of_run == told
+        server.slow_seconds = 0.0
         server.broken = True
         before = len(runs.logged_steps(run_dir))
         asked = server.asked_for_run

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -12,12 +13,19 @@ PROJECT = {"id": "1", "internalId": "1", "name": "project", "entity": ENTITY, "e
 
 
 class WandbServer:
-    """Answers in the background until closed; `tags` may be changed, `broken` makes it refuse to tell of the run."""
+    """Answers in the background until closed.
+
+    `tags` may be changed, `broken` makes it refuse to tell of the run, and with `slow_seconds` every answer comes so
+    much later; back at 0, those that wait come at once.
+    """
 
     def __init__(self) -> None:
         self.tags: list[str] = []
         self.broken = False
+        self.slow_seconds = 0.0
         self.asked_for_run = 0
+        self.told_of_run = 0
+        self.held = 0
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -26,6 +34,7 @@ class WandbServer:
 
             def reply(self, content: Any, status: int = 200) -> None:
                 body = json.dumps(content).encode()
+                server.hold()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
@@ -46,15 +55,18 @@ class WandbServer:
             def do_POST(self) -> None:
                 raw = self.body()
                 if self.path != "/graphql":
-                    return self.reply({})
+                    self.reply({})
+                    return
                 request = json.loads(raw)
                 name = re.search(r"(?:query|mutation)\s+(\w+)", request.get("query", ""))
                 operation = name.group(1) if name else ""
                 if operation.endswith("Run"):
                     server.asked_for_run += 1
                     if server.broken:
-                        return self.reply({"errors": [{"message": "broken"}]}, status=400)
-                return self.reply({"data": server.answer(operation, request.get("variables") or {})})
+                        self.reply({"errors": [{"message": "broken"}]}, status=400)
+                        return
+                self.reply({"data": server.answer(operation, request.get("variables") or {})})
+                server.told_of_run += operation.endswith("Run")
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
@@ -62,6 +74,13 @@ class WandbServer:
 
     def close(self) -> None:
         self._http.shutdown()
+
+    def hold(self) -> None:
+        """Lets a request wait."""
+        self.held += self.slow_seconds > 0
+        began = time.monotonic()
+        while time.monotonic() - began < self.slow_seconds:
+            time.sleep(0.01)
 
     def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
         if operation.endswith("Run"):
