@@ -1,0 +1,73 @@
+"""A bare loop: transformers' Olmo2, the fused AdamW of torch, clipping and z-loss, in a page of code."""
+
+import time
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from transformers import Olmo2Config, Olmo2ForCausalLM
+from workloads import (
+    BETAS,
+    EPSILON,
+    LEARNING_RATE,
+    MAX_GRAD_NORM,
+    WEIGHT_DECAY,
+    WORKLOADS,
+    Z_LOSS_WEIGHT,
+    Workload,
+    rival_options,
+    tell,
+)
+
+
+def stock_model(work: Workload) -> Olmo2ForCausalLM:
+    """transformers' own OLMo-2 with the shape of the work."""
+    torch.manual_seed(0)
+    config = Olmo2Config(
+        hidden_size=work.hidden_size,
+        num_hidden_layers=work.num_layers,
+        num_attention_heads=work.num_heads,
+        intermediate_size=work.intermediate_size,
+        vocab_size=work.vocab_size,
+        max_position_embeddings=work.sequence_length,
+        rope_theta=500_000,
+        attn_implementation="sdpa",
+    )
+    return Olmo2ForCausalLM(config).train()
+
+
+def loss_sum(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy and z of (B, S, V) logits over (B, S) ids, summed over positions."""
+    flat, targets = logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    partition = flat.logsumexp(-1)
+    return F.cross_entropy(flat, targets, reduction="sum") + Z_LOSS_WEIGHT * partition.square().sum()
+
+
+def main() -> None:
+    options = rival_options()
+    work = WORKLOADS[options.workload]
+    model = stock_model(work)
+    if options.compile:
+        model.compile()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
+    )
+    tokens = np.memmap(options.folder / "tokens.npy", np.uint16, "r")
+    rows = tokens[: len(tokens) // work.sequence_length * work.sequence_length].reshape(-1, work.sequence_length)
+    targets = work.global_batch * (work.sequence_length - 1)
+    seconds = []
+    for step in range(options.steps):
+        start = time.perf_counter()
+        for part in range(work.accumulation):
+            first = step * work.global_batch + part * work.micro_batch
+            ids = torch.from_numpy(rows[first : first + work.micro_batch].astype(np.int64))
+            (loss_sum(model(input_ids=ids, use_cache=False).logits, ids) / targets).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        seconds.append(time.perf_counter() - start)
+    tell(seconds)
+
+
+if __name__ == "__main__":
+    main()
