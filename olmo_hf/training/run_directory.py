@@ -260,9 +260,8 @@ def record_launch(opened: OpenedRun, *, config_yaml: str, step: int) -> None:
     staged.write_text(config_yaml, encoding="utf-8")
     staged.replace(directory / CONFIG_FILE)
     line: dict[str, Any] = {
-        "time": datetime.datetime.now(datetime.UTC).isoformat(
-            timespec="microseconds"
-        ),  # two launches can fall into one second
+        # To the microsecond: two launches can fall into one second.
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
         "step": step,
         "world_size": world_size(),
         "host": platform.node(),
