@@ -221,8 +221,8 @@ def _device(options: EvaluateOptions) -> torch.device:
 
 def _load(target: Target, options: EvaluateOptions) -> PreTrainedModel:
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            target.source, dtype=getattr(torch, options.dtype)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            target.source, dtype=getattr(torch, options.dtype), output_loading_info=True
         )
     except Exception as error:  # transformers and its readers raise many kinds
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -230,6 +230,13 @@ def _load(target: Target, options: EvaluateOptions) -> PreTrainedModel:
             f"{target.source}: cannot be loaded as a model: {reason}; give a checkpoint directory or a hub id that "
             "can be reached"
         ) from error
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:  # transformers fills them with random numbers and only warns
+        raise CheckpointError(
+            f"{target.source}: lacks {len(missing)} weights of its own architecture ({', '.join(missing[:5])}); give "
+            "a whole checkpoint, what would be measured is noise"
+        )
     return model.eval()
 
 

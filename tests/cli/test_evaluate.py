@@ -1,9 +1,11 @@
 """`olmo-hf evaluate` on small checkpoints and tasks of one's own."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -129,6 +131,16 @@ def test_the_evaluators_of_a_run_are_used_too(run: Path, tmp_path: Path, capsys:
 def test_bad_words_are_refused(run: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(*(word.replace("RUN", str(run)) for word in words)) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_model_that_lacks_weights_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(find_targets([str(run)], all_checkpoints=False)[0][0].source, broken)
+    weights = load_file(broken / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    assert evaluate(broken, "--tasks", "mine", "--task-file", write_task(tmp_path)) == 2
+    assert "lacks 1 weights of its own architecture (model.layers.0.mlp.up_proj.weight)" in capsys.readouterr().err
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(
