@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from olmo_hf import distributed
 from olmo_hf.config_file import load_run
 from olmo_hf.errors import CheckpointError, ConfigError
-from olmo_hf.evaluation.args import EvaluationArgs, EvaluatorArgs
+from olmo_hf.evaluation.args import EvaluationArgs, EvaluatorArgs, evaluation_problems
 from olmo_hf.evaluation.build import build_evaluators
 from olmo_hf.evaluation.icl import DownstreamEvaluator
 from olmo_hf.evaluation.tasks.table import find_tasks
@@ -129,7 +129,7 @@ def evaluate_targets(options: EvaluateOptions, targets: Sequence[Target]) -> Ite
         CheckpointError: a model that cannot be loaded.
         DataError: tasks or token files that cannot be read.
     """
-    args = evaluation_args(options)
+    args, device = evaluation_args(options), _device(options)
     evaluators: list[Evaluator] = []
     built_for: Any = None
     for target in targets:
@@ -147,7 +147,6 @@ def evaluate_targets(options: EvaluateOptions, targets: Sequence[Target]) -> Ite
                 **vocabulary_of(config),
             )
             built_for = fits
-        device = _device(options)
         torch.nn.Module.to(model, device)
         metrics = run_evaluators(evaluators, model, device=device, autocast=contextlib.nullcontext)
         tasks = [one for one in evaluators if isinstance(one, DownstreamEvaluator)]
@@ -164,7 +163,7 @@ def evaluation_args(options: EvaluateOptions) -> EvaluationArgs:
     """The evaluators that are asked for: tasks of the command line, and those of a run's file.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or numbers that cannot be; all problems at once.
     """
     evaluators: tuple[EvaluatorArgs, ...] = ()
     if options.config is not None:
@@ -177,7 +176,13 @@ def evaluation_args(options: EvaluateOptions) -> EvaluationArgs:
             "nothing is to be measured; name tasks (--tasks piqa,arc_easy; --list-tasks lists them) or a run with "
             "evaluators (--config RUN.yaml)"
         )
-    return EvaluationArgs(evaluators=evaluators)
+    args = EvaluationArgs(evaluators=evaluators)
+    problems = evaluation_problems(args)
+    if options.batch_size < 1:
+        problems.append(f"--batch-size: found {options.batch_size}, expected at least 1")
+    if problems:
+        raise ConfigError(problems)
+    return args
 
 
 def tokenizer_of(target: Target, options: EvaluateOptions) -> PreTrainedTokenizerBase | None:
@@ -209,9 +214,15 @@ def write_results(results: Sequence[Result], path: Path) -> None:
 def _device(options: EvaluateOptions) -> torch.device:
     if options.device is not None:
         try:
-            return torch.device(options.device)
-        except RuntimeError as error:
-            raise ConfigError(f"device is {options.device!r}: {str(error).splitlines()[0]}") from error
+            device = torch.device(options.device)
+            torch.empty(1, device=device)
+        # torch built without a backend asserts that it has it.
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise ConfigError(
+                f"--device: found {options.device!r}, which cannot be used here ({str(error).splitlines()[0]}); leave "
+                "it out to take what there is"
+            ) from error
+        return device
     if not torch.accelerator.is_available():
         return torch.device("cpu")
     kind = torch.accelerator.current_accelerator()

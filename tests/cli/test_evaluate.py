@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -125,12 +126,23 @@ def test_the_evaluators_of_a_run_are_used_too(run: Path, tmp_path: Path, capsys:
         (["RUN", "--tasks", "piqa", "--metrics", "accuracy"], "expected some of acc"),
         (["RUN", "--tasks", "mine", "--task-file", "RUN/tasks.yaml", "--limit", "0"], "at least 1"),
         (["RUN", "--tasks", "mine", "--task-file", "RUN/absent.yaml"], "absent.yaml"),
-        (["RUN", "--tasks", "mine", "--task-file", "RUN/tasks.yaml", "--device", "toaster"], "device"),
+        (
+            ["RUN", "--tasks", "mine", "--task-file", "RUN/tasks.yaml", "--device", "toaster"],
+            "--device: found 'toaster'",
+        ),
+        (["RUN", "--tasks", "mine", "--task-file", "RUN/tasks.yaml", "--batch-size", "0"], "--batch-size: found 0"),
     ],
 )
 def test_bad_words_are_refused(run: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(*(word.replace("RUN", str(run)) for word in words)) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here the device is there")
+def test_a_device_that_is_not_there_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--tasks", "mine", "--task-file", run / "tasks.yaml", "--device", "cuda"]
+    assert evaluate(run / "checkpoint-10", *words) == 2
+    assert "--device: found 'cuda', which cannot be used here" in capsys.readouterr().err
 
 
 def test_a_model_that_lacks_weights_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
