@@ -190,6 +190,17 @@ class CallbacksArgs:
     """Off by default."""
 
 
+def rollback_problems(args: CallbacksArgs, logging_steps: int) -> list[str]:
+    """What is wrong between going back before spikes and the steps between two log lines."""
+    spike = args.loss_spike
+    if spike is None or spike.max_rollbacks <= 0 or logging_steps <= 1:
+        return []
+    return [
+        f"callbacks.loss_spike.max_rollbacks is {spike.max_rollbacks}, but training.logging_steps comes to "
+        f"{logging_steps} steps, whose mean does not say which step spiked; set logging_steps to 1."
+    ]
+
+
 def callbacks_problems(args: CallbacksArgs) -> list[str]:
     """What is wrong with the section, one sentence per problem."""
     problems = [

@@ -5,7 +5,7 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from olmo_hf import distributed
-from olmo_hf.callbacks.args import CallbacksArgs, callbacks_problems
+from olmo_hf.callbacks.args import CallbacksArgs, callbacks_problems, rollback_problems
 from olmo_hf.callbacks.cancellation import Cancellation
 from olmo_hf.callbacks.console import Console
 from olmo_hf.callbacks.data_indices import DataIndices
@@ -45,12 +45,7 @@ def build_callbacks(
     Raises:
         ConfigError: a setting out of range; all problems at once.
     """
-    problems = callbacks_problems(args)
-    if args.loss_spike is not None and args.loss_spike.max_rollbacks > 0 and plan.logging_steps > 1:
-        problems.append(
-            f"callbacks.loss_spike.max_rollbacks is {args.loss_spike.max_rollbacks}, but training.logging_steps comes "
-            f"to {plan.logging_steps} steps, whose mean does not say which step spiked; set logging_steps to 1."
-        )
+    problems = [*callbacks_problems(args), *rollback_problems(args, plan.logging_steps)]
     if problems:
         raise ConfigError(problems)
     prepare_trackers(run_dir)

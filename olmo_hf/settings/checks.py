@@ -5,8 +5,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fsspec import available_protocols
+from fsspec.utils import get_protocol
+
 from olmo_hf.args import RunArgs
-from olmo_hf.callbacks.args import callbacks_problems
+from olmo_hf.callbacks.args import callbacks_problems, rollback_problems
 from olmo_hf.data.args import data_problems
 from olmo_hf.errors import ConfigError
 from olmo_hf.evaluation.args import evaluation_problems
@@ -202,6 +205,7 @@ _AT_LEAST: dict[str, float] = {
     "training.max_skipped_steps": 0,
     "training.optimizer_metrics_steps": 1,
     "training.loss_chunk_tokens": 1,
+    "training.fsdp_layers_per_unit": 1,
     "training.stop_at": 1,
     "training.stop_after": 1,
     "training.scheduler.warmup": 0,
@@ -235,12 +239,24 @@ def check_ranges(run: RunArgs) -> Iterator[str]:
 def check_sections(run: RunArgs) -> Iterator[str]:
     """Rules that the rooms keep beside their own sections."""
     yield from callbacks_problems(run.callbacks)
+    if isinstance(run.training.logging_steps, int):  # tokens are known as steps only at launch
+        yield from rollback_problems(run.callbacks, run.training.logging_steps)
     if run.callbacks.model_outputs is not None and run.training.transformers.get("torch_compile"):
         yield (
             "callbacks.model_outputs: given together with `training.torch_compile`, which leaves no modules to look "
             "at; turn one of them off"
         )
     yield from evaluation_problems(run.evaluation)
+
+
+def check_addresses(run: RunArgs) -> Iterator[str]:
+    """Copies go to a kind of store that exists; whether it can be reached is known only at launch."""
+    addresses = {"training.upload_to": run.training.upload_to}
+    if run.callbacks.upload is not None and run.callbacks.upload.to:
+        addresses["callbacks.upload.to"] = run.callbacks.upload.to
+    for key, address in addresses.items():
+        if address is not None and (kind := get_protocol(address)) not in available_protocols():
+            yield f"{key}: found {shown(address)}, but nothing knows `{kind}://`; write s3://, gs://, hf:// or file://"
 
 
 CHECKS: tuple[Callable[[RunArgs], Iterator[str]], ...] = (
@@ -255,4 +271,5 @@ CHECKS: tuple[Callable[[RunArgs], Iterator[str]], ...] = (
     check_optimizer,
     check_ranges,
     check_sections,
+    check_addresses,
 )

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from olmo_hf.args import RunArgs
+from olmo_hf.callbacks.args import LossSpikeArgs, UploadArgs
 from olmo_hf.data.args import DataArgs
 from olmo_hf.model.args import ModelArgs
 from olmo_hf.settings import checks
@@ -89,3 +90,26 @@ def test_a_learning_rate_is_not_turned_round():
     training = dataclasses.replace(GOOD.training, learning_rate_factors={"lm_head.weight": -1.0, "*": 0.0})
     (sentence,) = sentences(dataclasses.replace(GOOD, training=training))
     assert sentence.startswith("training.learning_rate_factors.lm_head.weight: found -1, expected 0 or more")
+
+
+@pytest.mark.parametrize(
+    ("address", "is_known"), [("s3://bucket/run", True), ("gs://bucket/run", True), ("s9://bucket/run", False)]
+)
+def test_copies_go_to_a_kind_of_store_that_exists(address, is_known):
+    run = dataclasses.replace(
+        GOOD,
+        training=dataclasses.replace(GOOD.training, upload_to=address),
+        callbacks=dataclasses.replace(GOOD.callbacks, upload=UploadArgs(to=address)),
+    )
+    found = sentences(run)
+    assert len(found) == (0 if is_known else 2)
+    assert all(f"found '{address}', but nothing knows `s9://`" in sentence for sentence in found)
+
+
+def test_going_back_before_a_spike_needs_every_step_logged():
+    going_back = dataclasses.replace(GOOD.callbacks, loss_spike=LossSpikeArgs(max_rollbacks=1))
+    run = dataclasses.replace(GOOD, callbacks=going_back)
+    assert sentences(run) == []
+    run = dataclasses.replace(run, training=dataclasses.replace(GOOD.training, logging_steps=5))
+    (found,) = sentences(run)
+    assert "training.logging_steps comes to 5 steps" in found
