@@ -1,6 +1,7 @@
 """From what the user asked for to what will run: batch sizes, accumulation, steps, tokens. Pure, and torch-free."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from olmo_hf.errors import ConfigError
 from olmo_hf.training.args import SchedulerArgs, TrainingArgs
@@ -106,8 +107,7 @@ def plan_batches(
         world_size: number of devices.
         sequence_length: tokens per instance.
         num_instances: instances in the training data.
-        step: optimizer steps already taken (a resumed run).
-        tokens_seen: tokens already trained on (a resumed run).
+        step, tokens_seen: optimizer steps already taken and tokens already trained on (a resumed run).
         eval_interval: the evaluation section's interval, to be turned into steps as well.
 
     Raises:
@@ -124,20 +124,12 @@ def plan_batches(
     global_batch = global_batch_size(training, world_size)
     tokens_per_step = global_batch * sequence_length
     steps_per_epoch = num_instances // global_batch
-    units = {"tokens_per_step": tokens_per_step, "steps_per_epoch": steps_per_epoch}
+    units: dict[str, Any] = {"tokens_per_step": tokens_per_step, "steps_per_epoch": steps_per_epoch}
     max_steps, max_tokens = (
-        measure(
-            training.max_duration,
-            tokens_per_step=tokens_per_step,
-            steps_per_epoch=steps_per_epoch,
-            step=step,
-            tokens_seen=tokens_seen,
-        )
+        measure(training.max_duration, step=step, tokens_seen=tokens_seen, **units)
         for measure in (duration_in_steps, duration_in_tokens)
     )
-    stops = [max_steps, training.stop_at, None if training.stop_after is None else step + training.stop_after]
-    start = Length(step, tokens_seen)
-    end = Length(max_steps, max_tokens)
+    start, end = Length(step, tokens_seen), Length(max_steps, max_tokens)
     return BatchPlan(
         per_device_train_batch_size=training.per_device_train_batch_size,
         gradient_accumulation_steps=global_batch // (world_size * training.per_device_train_batch_size),
@@ -147,7 +139,7 @@ def plan_batches(
         steps_per_epoch=steps_per_epoch,
         max_steps=max_steps,
         max_tokens=max_tokens,
-        stop_step=min(stop for stop in stops if stop is not None),
+        stop_step=_stop_step(training, max_steps, step),
         start=start,
         warmup=_warmup_end(training.scheduler, start, tokens_per_step),
         horizon=_horizon(training.scheduler, start, end, tokens_per_step),
@@ -155,6 +147,12 @@ def plan_batches(
         save_intervals=_save_intervals(training, **units),
         eval_interval_steps=interval_in_steps(eval_interval, key="evaluation.interval", **units),
     )
+
+
+def _stop_step(training: TrainingArgs, max_steps: int, step: int) -> int:
+    """Where this launch ends: at the end of the run or, if that is earlier, where `stop_at` or `stop_after` says."""
+    stops = [max_steps, training.stop_at, None if training.stop_after is None else step + training.stop_after]
+    return min(stop for stop in stops if stop is not None)
 
 
 def global_batch_size(training: TrainingArgs, world_size: int) -> int:

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import warnings
 from pathlib import Path
 
 LONGEST_FILE = 350
@@ -115,17 +114,29 @@ def test_every_module_of_some_size_is_tested(modules, files, root):
     assert not missing, "no test names these:\n" + "\n".join(missing)
 
 
+MANY_PARAMETERS = {
+    ("memmap.py", "__init__"): "public: its keyword arguments are promised",
+    ("modeling_olmo.py", "forward"): "the signature that transformers calls",
+    ("build.py", "build_trainer"): "all that a trainer is made of, each by its name",
+    ("cancellation.py", "__init__"): "clock, signals and job end come from outside so that tests can set them",
+}
+"""Functions with more parameters than others, each with its reason."""
+
+
 def test_sizes_stay_readable(modules, root):
-    """A warning, so that a file may grow for a while before it is split."""
+    found = []
     for path, tree in modules.items():
         if lines_of(root / path) > LONGEST_FILE:
-            warnings.warn(f"{path} has {lines_of(root / path)} lines; split it below {LONGEST_FILE}")
+            found.append(f"{path} has {lines_of(root / path)} lines; split it below {LONGEST_FILE}")
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                where = f"{path}:{node.lineno} {node.name}"
-                length = (node.end_lineno or node.lineno) - node.lineno + 1
-                parameters = len(node.args.args) + len(node.args.kwonlyargs)
-                if length > LONGEST_FUNCTION:
-                    warnings.warn(f"{where} has {length} lines; keep it below {LONGEST_FUNCTION}")
-                if parameters > MOST_PARAMETERS + 1:  # one more for `self`
-                    warnings.warn(f"{where} has {parameters} parameters; make them a dataclass")
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            where = f"{path}:{node.lineno} {node.name}"
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            parameters = len(node.args.args) + len(node.args.kwonlyargs)
+            if length > LONGEST_FUNCTION:
+                found.append(f"{where} has {length} lines; keep it below {LONGEST_FUNCTION}")
+            # One more for `self`.
+            if parameters > MOST_PARAMETERS + 1 and (path.name, node.name) not in MANY_PARAMETERS:
+                found.append(f"{where} has {parameters} parameters; make them a dataclass")
+    assert not found, "\n".join(found)

@@ -91,9 +91,6 @@ def config_from_original(model: Mapping[str, Any]) -> tuple[OlmoHfConfig, Origin
         inner = given["mlp_ratio"] * given["d_model"]
     bias = given["include_bias"]
     norm_bias = bias if given["bias_for_layer_norm"] is None else given["bias_for_layer_norm"]
-    emb_std = given["emb_init_std"]
-    if emb_std == 0 and given["init_fn"] in ("normal", "mitchell"):
-        emb_std = None  # the original writes `emb_init_std or ...` for these two
     # The llama block is always pre-norm; the original ignores norm_after there.
     post = given["norm_after"] and not layout.separate_qkv
     config = OlmoHfConfig(
@@ -131,12 +128,18 @@ def config_from_original(model: Mapping[str, Any]) -> tuple[OlmoHfConfig, Origin
         init_method=given["init_fn"],
         initializer_range=float(given["init_std"]),
         init_cutoff_factor=given["init_cutoff_factor"],
-        embedding_initializer_range=emb_std,
+        embedding_initializer_range=_embedding_std(given),
         scale_embedding_init=given["scale_emb_init"],
         pad_token_id=given["pad_token_id"],
         eos_token_id=given["eos_token_id"],
     )
     return config, layout
+
+
+def _embedding_std(given: Mapping[str, Any]) -> float | None:
+    std: float | None = given["emb_init_std"]
+    # The original writes `emb_init_std or ...` for these two.
+    return None if std == 0 and given["init_fn"] in ("normal", "mitchell") else std
 
 
 def config_to_original(config: OlmoHfConfig) -> dict[str, Any]:
