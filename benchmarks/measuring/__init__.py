@@ -1,0 +1,1 @@
+"""What several benchmarks share: what a figure was measured on, and counting instead of timing."""
