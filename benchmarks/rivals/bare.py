@@ -1,6 +1,7 @@
 """A bare loop: transformers' Olmo2, the fused AdamW of torch, clipping and z-loss, in a page of code."""
 
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -43,28 +44,43 @@ def loss_sum(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(flat, targets, reduction="sum") + Z_LOSS_WEIGHT * partition.square().sum()
 
 
+def token_rows(path: Path, work: Workload) -> np.ndarray:
+    """(instances, S) of a token file."""
+    tokens = np.memmap(path, np.uint16, "r")
+    return tokens[: len(tokens) // work.sequence_length * work.sequence_length].reshape(-1, work.sequence_length)
+
+
+def fused_adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
+    )
+
+
+def training_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: np.ndarray, work: Workload, step: int
+) -> None:
+    """All micro-batches of a step, and the update."""
+    targets = work.global_batch * (work.sequence_length - 1)
+    for part in range(work.accumulation):
+        first = step * work.global_batch + part * work.micro_batch
+        ids = torch.from_numpy(rows[first : first + work.micro_batch].astype(np.int64))
+        (loss_sum(model(input_ids=ids, use_cache=False).logits, ids) / targets).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
 def main() -> None:
     options = rival_options()
     work = WORKLOADS[options.workload]
     model = stock_model(work)
     if options.compile:
         model.compile()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
-    )
-    tokens = np.memmap(options.folder / "tokens.npy", np.uint16, "r")
-    rows = tokens[: len(tokens) // work.sequence_length * work.sequence_length].reshape(-1, work.sequence_length)
-    targets = work.global_batch * (work.sequence_length - 1)
+    optimizer, rows = fused_adamw(model), token_rows(options.folder / "tokens.npy", work)
     seconds = []
     for step in range(options.steps):
         start = time.perf_counter()
-        for part in range(work.accumulation):
-            first = step * work.global_batch + part * work.micro_batch
-            ids = torch.from_numpy(rows[first : first + work.micro_batch].astype(np.int64))
-            (loss_sum(model(input_ids=ids, use_cache=False).logits, ids) / targets).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        training_step(model, optimizer, rows, work, step)
         seconds.append(time.perf_counter() - start)
     tell(seconds)
 
