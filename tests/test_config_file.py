@@ -19,7 +19,7 @@ from olmo_hf.config_file import config_hash, load_run, run_to_yaml
 from olmo_hf.errors import ConfigError
 from olmo_hf.settings.problems import Problems
 from olmo_hf.settings.source import read_yaml, resolve
-from olmo_hf.settings.values import Mismatch, block_type, members, read_int, read_value
+from olmo_hf.settings.values import LARGEST_WHOLE_NUMBER, Mismatch, block_type, members, read_int, read_value
 
 MINIMAL: dict[str, Any] = {
     "name": "tiny",
@@ -441,7 +441,7 @@ def value_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(value_of(get_args(hint)[0]), max_size=3).map(tuple)
     simple = {
         bool: st.booleans(),
-        int: st.integers(),
+        int: st.integers(-LARGEST_WHOLE_NUMBER, LARGEST_WHOLE_NUMBER),
         float: st.floats(allow_nan=False, allow_infinity=False),
         str: TEXT,
         type(None): st.none(),

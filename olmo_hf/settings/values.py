@@ -20,6 +20,9 @@ TRUE_WORDS = ("true", "yes", "on", "1")
 FALSE_WORDS = ("false", "no", "off", "0")
 NULL_WORDS = ("null", "~")
 
+LARGEST_WHOLE_NUMBER = 2**63 - 1
+"""What 64 bits hold. Whatever computes with a setting takes no more."""
+
 # `010` is eight to some readers of YAML and ten to others: in text it is refused rather than guessed.
 _AMBIGUOUS_OCTAL = re.compile(r"[+-]?0[0-9_]+$")
 
@@ -202,7 +205,10 @@ def _plain(value: Any, key: str, problems: Problems) -> Any:
         return {str(name): _plain(item, f"{key}.{name}", problems) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, f"{key}[{place}]", problems) for place, item in enumerate(value)]
-    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+    is_large = isinstance(value, int) and abs(value) > LARGEST_WHOLE_NUMBER
+    if value is None or isinstance(value, bool | str) or (isinstance(value, int) and not is_large):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
         return value
     raise Mismatch("text, a finite number, true, false, null, a list or a mapping", "write one of these")
 
@@ -227,6 +233,8 @@ def read_int(value: Any) -> int:
     number = _number(value)
     if number is None or (isinstance(number, float) and not number.is_integer()):
         raise Mismatch("a whole number", _number_remedy(value, "write it as 300 or 5e6"))
+    if abs(number) > LARGEST_WHOLE_NUMBER:
+        raise Mismatch("a whole number of at most 64 bits", "write a smaller one")
     return int(number)
 
 

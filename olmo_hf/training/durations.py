@@ -14,6 +14,8 @@ from olmo_hf.errors import ConfigError
 MOST_DIGITS = 24
 """A length with more decimal digits is a slip of the pen."""
 
+_MOST_SHOWN_CHARACTERS = 60
+
 _FORMS = 'steps (300), epochs ("2ep") or tokens ("5e12T")'
 _FORMS_WITH_MINUTES = 'steps (300), epochs ("2ep"), tokens ("1e9T") or minutes ("30min")'
 
@@ -68,7 +70,9 @@ def parse_duration(value: object, *, key: str = "training.max_duration", minutes
     Raises:
         ConfigError: the value is none of these, or not positive.
     """
-    forms = _FORMS_WITH_MINUTES if minutes_allowed else _FORMS
+    forms, found = _FORMS_WITH_MINUTES if minutes_allowed else _FORMS, _shown(value)
+    if isinstance(value, int) and abs(value) > 10**MOST_DIGITS:  # Python refuses to write some of these out
+        raise ConfigError(f"{key} is {found}, which is longer than any run: write {forms}")
     text = str(value).strip() if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
     unit: Literal["steps", "epochs", "tokens", "minutes"] = "steps"
     number = text
@@ -81,15 +85,23 @@ def parse_duration(value: object, *, key: str = "training.max_duration", minutes
     try:
         amount = Decimal(number.strip())
     except InvalidOperation:
-        raise ConfigError(f"{key} is {value!r}, which is not a length: write {forms}") from None
+        raise ConfigError(f"{key} is {found}, which is not a length: write {forms}") from None
     if amount.is_finite() and amount.adjusted() > MOST_DIGITS:  # asked first: int() of such a number never ends
-        raise ConfigError(f"{key} is {value!r}, which is longer than any run: write {_FORMS}")
+        raise ConfigError(f"{key} is {found}, which is longer than any run: write {forms}")
     if not amount.is_finite() or amount != int(amount):
         remedy = ": give the same length in steps or tokens" if unit == "epochs" else ""
-        raise ConfigError(f"{key} is {value!r}, but the number of {unit} must be whole{remedy}")
+        raise ConfigError(f"{key} is {found}, but the number of {unit} must be whole{remedy}")
     if amount < 1:
-        raise ConfigError(f"{key} is {value!r}, but a length must be at least 1: write {forms}, or leave it out")
+        raise ConfigError(f"{key} is {found}, but a length must be at least 1: write {forms}, or leave it out")
     return Duration(int(amount), unit)
+
+
+def _shown(value: object) -> str:
+    """A value as it was written, cut to what a message can hold."""
+    if isinstance(value, int) and abs(value) > 10**MOST_DIGITS:
+        return f"a number of more than {MOST_DIGITS} digits"
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN_CHARACTERS else f"{text[:_MOST_SHOWN_CHARACTERS]}..."
 
 
 def duration_in_steps(

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from olmo_hf.data.collator import DataCollator
 from olmo_hf.data.instance_batch import InstanceBatch
@@ -126,3 +128,66 @@ def test_positions_begin_anew_in_every_document() -> None:
     assert batch["position_ids"].tolist() == [[0, 1, 0, 0, 1], [0, 1, 2, 3, 4]]
     assert "position_ids" not in DataCollator(0)(items)
     assert "position_ids" not in DataCollator(0, restart_positions=True)([{"input_ids": [1, 2]}])
+
+
+LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(lengths=LENGTHS, left=st.booleans(), pad=st.integers(0, 9), data=st.data())
+def test_any_rows_keep_their_tokens_and_learn_only_from_what_is_unmasked(
+    lengths: list[int], left: bool, pad: int, data: st.DataObject
+) -> None:
+    """Every row comes back whole, and labels are the tokens that no mask covers, in their place."""
+    items, expected = [], []
+    for length in lengths:
+        ids = torch.tensor(data.draw(st.lists(st.integers(0, 99), min_size=length, max_size=length)))
+        bits = st.none() | st.lists(st.booleans(), min_size=length, max_size=length)
+        label_mask, attention_mask = data.draw(bits), data.draw(bits)
+        instance_mask = data.draw(st.none() | st.booleans())
+        item: dict[str, Any] = {"input_ids": ids}
+        learned = torch.ones(length, dtype=torch.bool)
+        for name, value in (("label_mask", label_mask), ("attention_mask", attention_mask)):
+            if value is not None:
+                item[name] = torch.tensor(value)
+                learned &= torch.tensor(value)
+        if instance_mask is not None:
+            item["instance_mask"] = instance_mask
+            learned &= instance_mask
+        items.append(item)
+        expected.append(torch.where(learned, ids, -100))
+    batch = DataCollator(pad, "left" if left else "right")(items)
+    longest = max(lengths)
+    assert batch["input_ids"].shape == batch["labels"].shape == (len(lengths), longest)
+    for row, (item, labels) in enumerate(zip(items, expected, strict=True)):
+        missing = longest - len(labels)
+        own = slice(missing, None) if left else slice(0, len(labels))
+        padding = slice(0, missing) if left else slice(len(labels), None)
+        assert torch.equal(batch["input_ids"][row, own], item["input_ids"])
+        assert torch.equal(batch["labels"][row, own], labels)
+        assert (batch["input_ids"][row, padding] == pad).all()
+        assert (batch["labels"][row, padding] == -100).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=st.integers(1, 4), length=st.integers(1, 6), data=st.data())
+def test_any_instances_read_together_are_their_items(rows: int, length: int, data: st.DataObject) -> None:
+    def grid(elements: st.SearchStrategy, dtype: torch.dtype) -> torch.Tensor:
+        row = st.lists(elements, min_size=length, max_size=length)
+        return torch.tensor(data.draw(st.lists(row, min_size=rows, max_size=rows)), dtype=dtype)
+
+    columns: dict[str, Any] = {"index": list(range(rows))}
+    if data.draw(st.booleans()):
+        columns["label_mask"] = grid(st.booleans(), torch.bool)
+    if data.draw(st.booleans()):
+        columns["instance_mask"] = data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows))
+    if data.draw(st.booleans()):
+        cuts = [data.draw(st.integers(1, length)) for _ in range(rows)]
+        columns["doc_lens"] = [torch.tensor([n for n in (cut, length - cut) if n], dtype=torch.int32) for cut in cuts]
+    together = InstanceBatch(grid(st.integers(0, 60_000), torch.int32), columns)
+    collator = DataCollator(0, restart_positions=data.draw(st.booleans()))
+    at_once, one_by_one = collator(together), collator(list(together))
+    assert at_once.keys() == one_by_one.keys()
+    for key, value in at_once.items():
+        same = torch.equal(value, one_by_one[key]) if isinstance(value, torch.Tensor) else value == one_by_one[key]
+        assert same, key

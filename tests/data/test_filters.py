@@ -42,3 +42,33 @@ def test_decision_follows_from_the_runs(tokens: list[int], period: int, count: i
     args = InstanceFilterArgs(repetition_min_period=1, repetition_max_period=period, repetition_max_count=count)
     runs = periodic_runs(np.array(tokens), min_period=1, max_period=period)
     assert keep_instance(np.array(tokens), args) == (not any(run.times >= count for run in runs))
+
+
+def repeats(tokens: list[int], period: int, count: int) -> bool:
+    """Whether some stretch is a block of `period` tokens, `count` times: the definition, tried at every place."""
+    block = count * period
+    return any(
+        tokens[first : first + block] == tokens[first : first + period] * count
+        for first in range(len(tokens) - block + 1)
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, 2), max_size=40)
+    | st.tuples(
+        st.lists(st.integers(0, 3), max_size=8),
+        st.lists(st.integers(0, 3), min_size=1, max_size=5),
+        st.integers(1, 6),
+        st.lists(st.integers(0, 3), max_size=8),
+    ).map(lambda parts: parts[0] + parts[1] * parts[2] + parts[3]),
+    shortest=st.integers(1, 3),
+    longest=st.integers(1, 6),
+    count=st.integers(1, 6),
+)
+def test_decision_is_that_of_the_definition(tokens: list[int], shortest: int, longest: int, count: int) -> None:
+    args = InstanceFilterArgs(
+        repetition_min_period=shortest, repetition_max_period=longest, repetition_max_count=count
+    )
+    found = any(repeats(tokens, period, max(count, 3)) for period in range(shortest, longest + 1))
+    assert keep_instance(np.array(tokens, dtype=np.uint16), args) == (not found)

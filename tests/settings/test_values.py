@@ -1,9 +1,12 @@
 """Reading one value as its declared type."""
 
 import enum
+import math
 from typing import Any, Literal
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from olmo_hf.data.args import DataArgs, InstanceFilterArgs
 from olmo_hf.settings.problems import Problems, nearest, shown
@@ -101,3 +104,62 @@ def test_values_are_shown_as_in_the_file_and_cut():
     assert len(shown("x" * 1000)) == 60
     assert nearest("learnin_rate", ["learning_rate", "seed"]) == "learning_rate"
     assert nearest("zzz", ["learning_rate"]) is None
+
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.text(alphabet="0123456789eExXob_+-. nulltrueoff~", max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+DECLARED: dict[Any, Any] = {
+    int: int,
+    float: float,
+    bool: bool,
+    str: str,
+    int | None: (int, type(None)),
+    float | None: (float, type(None)),
+    int | str: (int, str),
+    Literal["a", "b"]: str,
+    tuple[int, ...]: tuple,
+    tuple[str, ...]: tuple,
+    dict[str, float]: dict,
+    dict[str, Any]: dict,
+    InstanceFilterArgs: InstanceFilterArgs,
+}
+
+
+@settings(max_examples=300, deadline=None)
+@example(value=16**5_000, declared=int)
+@example(value=16**5_000, declared=float)
+@example(value=[16**5_000], declared=dict[str, Any])
+@example(value={"a": 16**5_000}, declared=dict[str, Any])
+@example(value="0x" + 5_000 * "f", declared=int)
+@example(value="9" * 5_000, declared=int)
+@given(value=ANYTHING, declared=st.sampled_from(list(DECLARED)))
+def test_any_value_is_of_its_type_or_one_sentence(value: Any, declared: Any) -> None:
+    found, sentences = read(value, declared)
+    if sentences:
+        assert all(sentence.startswith("a.b") for sentence in sentences)
+        assert all(len(sentence) < 1_000 and "\n" not in sentence for sentence in sentences)
+        return
+    assert isinstance(found, DECLARED[declared])
+    assert (declared is bool) == isinstance(found, bool)
+    if isinstance(found, float):
+        assert math.isfinite(found)
+
+
+@settings(max_examples=200, deadline=None)
+@given(number=st.integers(-(10**15), 10**15) | st.floats(allow_nan=False, allow_infinity=False))
+def test_a_number_is_itself_however_it_is_written(number: float) -> None:
+    spellings = [number, str(number), repr(number), f" {number} "]
+    if isinstance(number, int):
+        spellings += [f"{number:_}", hex(number)]
+    for spelling in spellings:
+        assert read(spelling, float) == (float(number), [])
+        if isinstance(number, int):
+            assert read(spelling, int) == (number, [])
