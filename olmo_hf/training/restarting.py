@@ -253,8 +253,14 @@ class RestartingTrainer(LearningTrainer):
     def _load_callback_states(self, states: dict[str, list[dict[str, Any]]]) -> None:
         left = {name: list(of_class) for name, of_class in states.items()}
         for callback in self.olmo_callbacks:
-            if left.get(type(callback).__name__):
-                callback.load_state_dict(left[type(callback).__name__].pop(0))
+            name = type(callback).__name__
+            if left.get(name):
+                try:
+                    callback.load_state_dict(left[name].pop(0))
+                except (KeyError, TypeError, ValueError) as error:
+                    raise CheckpointError(
+                        f"run_state.json: not a state of {name} ({error!r}); choose another checkpoint"
+                    ) from error
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Identical to `Trainer` except that the state is in `run_state.json`."""

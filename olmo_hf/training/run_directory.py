@@ -128,7 +128,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _name_in(config: Path) -> str | None:
-    for line in config.read_text(encoding="utf-8").splitlines():
+    for line in config.read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("name:"):
             return line.removeprefix("name:").strip().strip("'\"")
     return None
@@ -283,5 +283,5 @@ def changed_settings(directory: Path, config_yaml: str) -> list[str]:
     try:
         before, now = yaml.safe_load(path.read_text(encoding="utf-8")), yaml.safe_load(config_yaml)
         return compare_identity(before, now)
-    except (yaml.YAMLError, AttributeError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         return [f"{path} is not readable ({error}), so what changed is unknown"]

@@ -54,9 +54,31 @@ def load_run_state(directory: Path) -> RunState:
     path = directory / RUN_STATE
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return RunState(**{**fields, "position": DataPosition(**fields["position"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        state = RunState(**{**fields, "position": DataPosition(**fields["position"])})
+        _check_types(state)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path}: not the state of a run ({error}); choose another checkpoint") from error
+    return state
+
+
+def _check_types(state: RunState) -> None:
+    """Raises TypeError where a field holds something of another kind, as after an edit by hand."""
+    counters = {
+        "step": state.step,
+        "tokens": state.tokens,
+        "world_size": state.world_size,
+        "position.epoch": state.position.epoch,
+        "position.instances": state.position.instances,
+        **(state.bolt_on_start or {}),
+    }
+    for name, value in counters.items():
+        if type(value) is not int or value < 0:
+            raise TypeError(f"{name} is no counter")
+    if not isinstance(state.identity, dict) or not isinstance(state.scaler, dict | None):
+        raise TypeError("identity or scaler is no mapping")
+    lists = state.callbacks.values() if isinstance(state.callbacks, dict) else [None]
+    if not all(isinstance(one, list) and all(isinstance(each, dict) for each in one) for one in lists):
+        raise TypeError("callbacks holds no lists of states")
 
 
 def compare_identity(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
@@ -104,11 +126,22 @@ def random_states() -> dict[str, Any]:
 
 
 def load_rng_state(directory: Path, rank: int) -> bool:
-    """Put this rank's random states back; False when the checkpoint has none for this rank."""
+    """Put this rank's random states back; False when the checkpoint has none for this rank.
+
+    Raises:
+        CheckpointError: the file holds something else.
+    """
     path = directory / rng_file(rank)
     if not path.is_file():
         return False
-    state = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        _put_back(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, KeyError, OverflowError, RuntimeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not random states ({error}); choose another checkpoint") from error
+    return True
+
+
+def _put_back(state: dict[str, Any]) -> None:
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))
     algorithm, numpy_keys, place, has_gauss, numpy_gauss = state["numpy"]
@@ -116,4 +149,3 @@ def load_rng_state(directory: Path, rank: int) -> bool:
     torch.set_rng_state(_decode(state["torch"]))
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(_decode(state["cuda"]))
-    return True

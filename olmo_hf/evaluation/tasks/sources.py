@@ -6,6 +6,7 @@ original's tasks. They are looked at as folders: nothing of them is imported, an
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,14 +109,14 @@ def read_json_lines_of(path: Path) -> Iterator[Located]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield Located(_mapping(line, path, number), f"{path}, line {number}")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}, after line {number}: cannot be read: {error}; copy the file again") from error
 
 
 def _mapping(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         fields = json.loads(line)
-    except ValueError as error:  # JSON and UTF-8 alike
+    except (ValueError, RecursionError) as error:  # JSON, UTF-8 and nesting alike
         raise DataError(f"{path}, line {number}: is no JSON: {error}; correct or remove the line") from error
     if not isinstance(fields, dict):
         raise DataError(f"{path}, line {number}: found {type(fields).__name__}, expected an object {{...}}")
@@ -135,7 +136,7 @@ def _documents_of_file(path: Path) -> Iterator[Located]:
     elif path.suffix == ".json":
         try:
             listed = json.loads(path.read_bytes())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: is no JSON: {error}") from error
         if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
             raise DataError(

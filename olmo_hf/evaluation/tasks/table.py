@@ -1,6 +1,7 @@
 """The table of tasks: labels of the original OLMo trainer, further ones, and those of one's own files."""
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -144,7 +145,7 @@ def read_task_file(path: Path, *, own: bool = True) -> dict[str, Task]:
     """
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: cannot be read as a file of tasks: {reason}; expected YAML") from error
     if not isinstance(tree, dict) or not tree:
@@ -183,12 +184,12 @@ def _prompts() -> dict[str, Task]:
 def _task(label: str, entry: Any, known: Mapping[str, Task], problems: list[str], *, where: str) -> Task | None:
     """One entry of a file as a task; None when it is unusable, which `problems` then says."""
     if not isinstance(entry, dict):
-        problems.append(f"{where}: found {entry!r}, expected the fields of a task")
+        problems.append(f"{where}: found {_shown(entry)}, expected the fields of a task")
         return None
     given = dict(entry)
     like = given.pop("like", None)
-    if like is not None and like not in known:
-        problems.append(f"{where}.like: there is no prompt or task {like!r}; {_suggestion(str(like), known)}")
+    if like is not None and (not isinstance(like, str) or like not in known):
+        problems.append(f"{where}.like: there is no prompt or task {_shown(like)}; {_suggestion(str(like), known)}")
         return None
     base = known[like] if like is not None else Task()
     before = len(problems)
@@ -201,7 +202,7 @@ def _task(label: str, entry: Any, known: Mapping[str, Task], problems: list[str]
         try:
             values[name] = _value(name, value)
         except ValueError as error:
-            problems.append(f"{where}.{name}: found {value!r}, expected {error}")
+            problems.append(f"{where}.{name}: found {_shown(value)}, expected {error}")
     if len(problems) > before:
         return None
     for one, other in (("context", "contexts"), ("continuations", "choices"), ("unconditional", "unconditionals")):
@@ -233,6 +234,14 @@ def _value(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError("text")
     return value
+
+
+def _shown(value: Any) -> str:
+    """A value cut to what a message can hold; anchors of YAML may make one without end of a few lines."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python does not write out whole numbers of thousands of digits
+        return "a number too long to write out"
 
 
 def _texts(value: Any) -> tuple[str, ...]:
