@@ -125,16 +125,16 @@ class StepObserver:
         )
 
 
-def count_training(words: Sequence[str]) -> StepObserver:
-    """Run `train_hf.py` with these words in this process, and count."""
+def observe_training(words: Sequence[str], step_ended: Callable[[int], None]) -> None:
+    """Run `train_hf.py` with these words in this process; the observer is told how many steps are completed."""
     import train_hf
     from olmo_hf.training.flow import SaveSchedule
 
-    observer, original = StepObserver(), SaveSchedule.on_step_end
+    original = SaveSchedule.on_step_end
 
     def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         result = original(self, args, state, control, **kwargs)
-        observer.step_ended(state.global_step)
+        step_ended(state.global_step)
         return result
 
     SaveSchedule.on_step_end = on_step_end  # type: ignore[method-assign]
@@ -143,6 +143,12 @@ def count_training(words: Sequence[str]) -> StepObserver:
             raise SystemExit(code)
     finally:
         SaveSchedule.on_step_end = original  # type: ignore[method-assign]
+
+
+def count_training(words: Sequence[str]) -> StepObserver:
+    """Run `train_hf.py` with these words in this process, and count."""
+    observer = StepObserver()
+    observe_training(words, observer.step_ended)
     return observer
 
 
