@@ -14,6 +14,8 @@ TWO_STAGE_RUNS := runs/two-stage
 SEEDS := 42 666 42069
 LAUNCH := $(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml train_hf.py
 PYTEST_ARGS ?=
+BENCH ?=
+ORIGINAL_PYTHON ?=
 INSTANTS ?= 40
 
 .DEFAULT_GOAL := help
@@ -91,8 +93,8 @@ slow: $(READY)  ## runs the slow tests
 torture: $(READY)  ## kills real runs at INSTANTS random instants in every mode and writes torture.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash.torture --instants $(INSTANTS) --report torture.md
 
-bench: $(READY)  ## measures what is claimed about speed and memory
-	@for script in benchmarks/*.py; do test -e "$$script" || continue; echo "$$script"; $(BIN)/python "$$script" || exit 1; done
+bench: $(READY)  ## measures what is claimed about speed and memory; reports in build/bench (BENCH="speed growth": these only)
+	$(BIN)/python benchmarks/suite.py $(BENCH) $(if $(ORIGINAL_PYTHON),--original-python $(ORIGINAL_PYTHON))
 
 docs: $(READY)  ## writes the generated pages of docs/ and the tree in the README anew
 	$(BIN)/python docs/generate.py

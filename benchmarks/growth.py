@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def measure_here(request: dict[str, Any]) -> None:
     path = Path(folder) / f"run{os.environ.get('RANK', '0')}.yaml"
     path.write_text(json.dumps(configuration(work, folder, steps)))
     observe_training([str(path)], step_ended)
-    seconds = [after - before for before, after in zip(marks[1:], marks[2:], strict=False)]
+    seconds = [after - before for before, after in pairwise(marks[1:])]
     counts = asdict(observer.counts()) if request["steps"] is None else {}
     sys.stdout.write("\nRESULT " + json.dumps({"seconds": statistics.median(seconds), **counts}) + "\n")
 

@@ -64,7 +64,7 @@ def main() -> int:
     folder = options.folder.resolve()
     path = folder / "ours.yaml"
     path.write_text(json.dumps(configuration(WORKLOADS[options.workload], str(folder), options.steps)))
-    code = run_and_report(train, [str(path), *(["--training.transformers.torch_compile=true"] * options.compile)])
+    code = run_and_report(train, [str(path), *(["--training.torch_compile=true"] * options.compile)])
     rows = [json.loads(line) for line in (folder / "ours" / "metrics.jsonl").read_text().splitlines()]
     marks = [row["time"] for row in rows if "train/CrossEntropyLoss" in row]
     tell(list(np.diff(marks)))  # one fewer than steps: the first row ends a step whose start is not on record
