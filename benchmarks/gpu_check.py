@@ -112,8 +112,8 @@ def time_row(row: Row, options: argparse.Namespace, seconds: float) -> dict[str,
         return {"skipped": f"not done after {seconds:.0f} s"}
     found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not found:
-        last = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
-        return {"skipped": f"failed: {last[:150]}"}
+        said = done.stderr.rpartition("\nerror: ")[2].split()  # all of it where the error is not one for people
+        return {"skipped": f"ended with {done.returncode}: {' '.join(said)[-200:]}"}
     result: dict[str, Any] = json.loads(found[-1].removeprefix("RESULT "))
     return result
 

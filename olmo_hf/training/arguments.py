@@ -31,6 +31,9 @@ class OlmoTrainingArguments(TrainingArguments):
     adam_epsilon: float = TrainingArgs.adam_epsilon
     max_grad_norm: float = TrainingArgs.max_grad_norm
     logging_nan_inf_filter: bool = False
+    # Hugging Face's default looks for parameters without a gradient in every backward pass, which makes the host wait
+    # for the device once per tensor. In pretraining all of them have one.
+    ddp_find_unused_parameters: bool | None = False
 
     learning_rate_factors: dict[str, float] = field(default_factory=dict)
     """Patterns of parameter names and their factors on `learning_rate`."""

@@ -33,7 +33,7 @@ def test_a_choice_that_can_be_had_is_timed(model, loss, compile):
         ("sdpa", "flash", "needs a CUDA device"),
         ("sdpa", "liger", "needs a CUDA device"),
         ("flex_attention", "plain", "no backward pass on CPUs"),
-        ("flash_attention_2", "plain", "flash"),
+        ("flash_attention_2", "plain", "FlashAttention2"),
     ],
 )
 def test_a_choice_that_cannot_be_had_says_why(attention, loss, reason):

@@ -8,12 +8,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks import growth
 from benchmarks.measuring.counting import (
     CALL_STEPS,
     SIZES,
@@ -24,6 +26,7 @@ from benchmarks.measuring.counting import (
     count_steps,
     take_apart,
 )
+from benchmarks.rivals.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,6 +75,13 @@ def test_a_layer_asks_for_no_more_than_that_of_transformers(counts):
     part = "layer and micro-batch"
     for kind in ("operations", "bytes_touched"):
         assert counts["ours"][part][kind] <= counts["bare"][part][kind]
+
+
+def test_with_a_second_rank_the_host_waits_for_the_device_no_more_often(counts):
+    """DDP that looks for parameters without a gradient asks each of the 25 whether it has one."""
+    of_rank = replace(WORKLOADS["none"], num_layers=2, global_batch=2 * 2)
+    for found in growth.measure(of_rank, None, ranks=2):
+        assert found["synchronisations"] <= counts["ours"]["whole"]["synchronisations"] + 2
 
 
 def test_operators_are_counted_with_what_they_touch_and_views_are_not():
