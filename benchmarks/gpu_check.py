@@ -164,11 +164,23 @@ def chosen(row: Row, only: list[str] | None) -> bool:
     return not only or all(word in row.words for word in only)
 
 
-def card(device: str) -> str:
-    if device != "cuda":
+def card(options: argparse.Namespace) -> str:
+    """What is checked; asked for in a process of its own, for this one shall not hold memory of the card.
+
+    Raises:
+        SystemExit: there is no such device, or no torch.
+    """
+    if options.device == "cpu":
         return "card: none"
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    return "card: " + subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    code = "import torch; c = torch.cuda; p = c.get_device_properties(0);"
+    code += "print(f'{p.name}, {p.total_memory / 1e9:.0f} GB, CUDA {torch.version.cuda}')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(options))
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise SystemExit(
+            f"no CUDA device can be used here ({reason}); --device cpu --size tiny tries the script itself"
+        )
+    return f"card: {done.stdout.strip()}"
 
 
 def main() -> int:
@@ -188,7 +200,7 @@ def main() -> int:
         lines.extend(further)
         print(*further, sep="\n", flush=True)
 
-    say("# One card", "", *surroundings(), f"- {card(options.device)}", "")
+    say("# One card", "", *surroundings(), f"- {card(options)}", "")
     if not options.skip_numerics:
         say(*numerics(options, min(NUMERICS_SECONDS, options.seconds)), "")
     say("| model | attention | loss | compiled | s per step | tokens/s | MFU | peak GB |", "|---|" + "---|" * 7)

@@ -142,6 +142,8 @@ def chosen_rivals(options: argparse.Namespace) -> list[str]:
                 "original needs --original-python; the head of this file says how to make its environment"
             )
         rivals.remove("original")
+    if "original" in rivals and not options.original_python.is_file():
+        raise SystemExit(f"--original-python: found {options.original_python}, expected an interpreter (bin/python)")
     return rivals
 
 

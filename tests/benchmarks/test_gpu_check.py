@@ -110,6 +110,13 @@ def test_the_whole_script_on_a_cpu():
     assert "hold," in said[0]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_without_a_card_nothing_is_tried(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["gpu_check"])
+    with pytest.raises(SystemExit, match=r"no CUDA device can be used here .*; --device cpu --size tiny tries"):
+        gpu_check.main()
+
+
 def test_no_time_is_no_failure_of_the_others(capsys, monkeypatch):
     monkeypatch.setattr(
         "sys.argv", ["gpu_check", "--device", "cpu", "--size", "tiny", "--skip-numerics", "--seconds", "1"]
