@@ -75,6 +75,8 @@ RUNS: list[tuple[str, dict[str, int], int, dict[str, Any]]] = [
     ("34M, DDP", MEDIUM, 2, {"micro_batch": 2}),
     ("34M, FSDP2", MEDIUM, 2, {"micro_batch": 2, "sharding": "full"}),
     ("34M, FSDP2, 2 micro-batches", MEDIUM, 2, {"micro_batch": 2, "sharding": "full", "accumulates": True}),
+    ("34M, bfloat16", MEDIUM, 1, {"micro_batch": 2, "half": True}),
+    ("34M, FSDP2, bfloat16", MEDIUM, 2, {"micro_batch": 2, "sharding": "full", "half": True}),
 ]
 TRACKED: list[tuple[str, dict[str, int], int, dict[str, Any]]] = [
     ("tiny", TINY, 8, {"sharding": "full"}),
@@ -109,6 +111,7 @@ def measured(directory: Path, model: dict[str, int], ranks: int, step: StepSetti
         save_interval_ephemeral=None,
         save_at_start=False,
         loss_implementation=step.loss_implementation,
+        bf16=step.half,
         per_device_train_batch_size=step.micro_batch,
         global_train_batch_size=step.micro_batch * passes * ranks,
     )

@@ -1,104 +1,103 @@
-"""What two processes cost: the time of a step with DDP and FSDP2 against half the time of one process.
+"""What two processes cost: tokens per second of DDP and FSDP2 on two cores against one process with two threads.
 
-python benchmarks/rank_overhead.py [--steps 14]
+python benchmarks/rank_overhead.py [S M] [--ways ddp fsdp2 ...] [--steps 5] [--rounds 1]
 
-One thread per process, the same global batch, four micro-batches of one rank. Shown is the median over the steps after
-the fourth, and the processor time of a step over all processes, which a busy machine hardly changes: two runs of
-different lengths, subtracted. Both processes share one memory bus and their messages go over loopback, so the figures
-are upper bounds of what the code adds, and say nothing about networks.
+The work is that of benchmarks/rivals/workloads.py, started by the launch lines of accelerate_configs/. Global batch
+and micro-batches are the same, so that two processes have half as many micro-batches each. Shown are the medians
+of the steps after the first. All processes share one memory bus and their messages go over loopback through the cores
+that compute: the figures are about what the code adds, and say nothing about networks. The machine should be idle.
 """
 
 import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import yaml
-
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "rivals")]
 
-from tests import runs  # noqa: E402
-from tests.invariants.test_split import FSDP  # noqa: E402
-from tests.served import Ranks  # noqa: E402
+from ours import configuration  # noqa: E402
+from workloads import WORKLOADS, write_tokens  # noqa: E402
 
-LENGTH, BATCH, WARM = 256, 16, 4
-MODEL = {
-    "vocab_size": 4224,
-    "hidden_size": 256,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "eos_token_id": 0,
-    "pad_token_id": 1,
+WARM_UP_STEPS = 1
+TARGET = 0.9
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the two cores are used."""
+
+    name: str
+    accelerate_config: str
+    processes: int
+    words: tuple[str, ...] = ()
+
+
+WAYS = {
+    "one": Way("1 process, 2 threads", "cpu.yaml", 1),
+    "ddp": Way("2 DDP", "cpu_ddp.yaml", 2),
+    "fsdp2": Way("2 FSDP2", "cpu_fsdp2.yaml", 2),
+    "grad": Way("2 FSDP2, shard grad op", "cpu_fsdp2_shard_grad_op.yaml", 2),
+    "deferred": Way(
+        "2 FSDP2, shard grad op, reduction deferred",
+        "cpu_fsdp2_shard_grad_op.yaml",
+        2,
+        ("--training.defer_gradient_reduction=true",),
+    ),
 }
-WAYS: list[tuple[str, int, dict[str, str], list[str]]] = [
-    ("1 process", 1, {}, []),
-    ("2 DDP", 2, {}, []),
-    ("2 FSDP2", 2, FSDP, []),
-    ("2 FSDP2, reduction deferred", 2, FSDP, ["--training.defer_gradient_reduction=true"]),
-]
 
 
-def processor_seconds(ranks: Ranks) -> float:
-    """Time that all processes have computed so far."""
-    found = 0
-    for process in ranks.processes:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        found += int(fields[11]) + int(fields[12])  # in user and in system mode
-    return found / os.sysconf("SC_CLK_TCK")
-
-
-def train(directory: Path, ranks: Ranks, count: int, words: list[str], steps: int) -> tuple[float, float]:
-    """Median time of a step, and processor time of the run over all processes."""
-    config = runs.write_run(
-        directory,
-        dropout=0.0,
-        max_duration=steps,
-        save_interval=None,
-        save_interval_ephemeral=None,
-        save_at_start=False,
-        global_train_batch_size=BATCH,
-        per_device_train_batch_size=BATCH // 4 // count,
-    )
-    settings = yaml.safe_load(config.read_text())
-    settings["model"]["config"], settings["data"]["sequence_length"] = MODEL, LENGTH
-    config.write_text(yaml.safe_dump(settings))
-    np.random.default_rng(0).integers(0, 4000, LENGTH * 64, dtype=np.uint16).tofile(directory / "tokens.npy")
-    before = processor_seconds(ranks)
-    ranks.run(config, *words)
-    computed = processor_seconds(ranks) - before
-    rows = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
-    times = [row["time"] for row in rows if "train/CrossEntropyLoss" in row]
-    return statistics.median(b - a for a, b in zip(times[WARM:], times[WARM + 1 :], strict=False)), computed
+def train(way: Way, workload: str, steps: int) -> list[float]:
+    """Seconds of the steady steps of one run."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_tokens(WORKLOADS[workload], folder / "tokens.npy", steps=steps)
+        (folder / "run.yaml").write_text(json.dumps(configuration(WORKLOADS[workload], str(folder), steps)))
+        launcher = [str(Path(sys.executable).with_name("accelerate")), "launch"]
+        settings = str(ROOT / "accelerate_configs" / way.accelerate_config)
+        words = ["--config_file", settings, "train_hf.py", str(folder / "run.yaml"), *way.words]
+        done = subprocess.run(
+            [*launcher, *words],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": str(2 // way.processes), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        rows = [json.loads(line) for line in (folder / "ours" / "metrics.jsonl").read_text().splitlines()]
+    marks = [row["time"] for row in rows if "train/CrossEntropyLoss" in row]
+    return [after - before for before, after in zip(marks[WARM_UP_STEPS:], marks[WARM_UP_STEPS + 1 :], strict=False)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=14)
-    steps = parser.parse_args().steps
-    alone = alone_computed = 0.0
-    print("| processes | seconds per step | half of one | overhead | processor seconds per step | overhead |")
-    print("|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as directory:
-        for number, (name, count, env, words) in enumerate(WAYS):
-            ranks = Ranks(count, **env)
-            train(Path(directory) / f"{number}-first", ranks, count, words, WARM + 2)  # what happens only once
-            _, short = train(Path(directory) / f"{number}-short", ranks, count, words, WARM + 2)
-            seconds, long = train(Path(directory) / f"{number}-long", ranks, count, words, steps)
-            ranks.close()
-            computed = (long - short) / (steps - WARM - 2)
-            if count == 1:
-                alone, alone_computed = seconds, computed
-            ideal = alone / count
-            cells = [f"{seconds:.2f}", f"{ideal:.2f}", f"{seconds / ideal - 1:+.0%}"]
-            cells += [f"{computed:.2f}", f"{computed / alone_computed - 1:+.0%}"]
-            print(f"| {name} | {' | '.join(cells)} |", flush=True)
-    return 0
+    parser.add_argument("workloads", nargs="*", default=["S", "M"], help="of S, M, none")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=1, help="all ways in turns")
+    given = parser.parse_args()
+    missed = False
+    for workload in given.workloads:
+        found: dict[str, list[float]] = {name: [] for name in given.ways}
+        for _ in range(given.rounds):
+            for name in given.ways:
+                found[name] += train(WAYS[name], workload, given.steps)
+        print(f"## {workload}: {WORKLOADS[workload]}\n")
+        print("| | s per step | fastest | tokens per second / those of one process | target |\n|---|---|---|---|---|")
+        for name, seconds in found.items():
+            median, share = statistics.median(seconds), ""
+            if "one" in found and name != "one":
+                ratio = statistics.median(found["one"]) / median
+                missed |= ratio < TARGET
+                share = f"{ratio:.3f} | {TARGET}"
+            print(f"| {WAYS[name].name} | {median:.2f} | {min(seconds):.2f} | {share or ' | '} |", flush=True)
+        print()
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -47,6 +47,16 @@ def sharded(config: OlmoHfConfig, step: StepSettings, mesh: DeviceMesh) -> OlmoH
     return model
 
 
+def with_moments(model: OlmoHfForCausalLM) -> torch.optim.Optimizer:
+    """AdamW after a step that nobody watches: an update of many tensors at once has temporaries of its own."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
 def main() -> int:
     given = json.loads(sys.argv[1])
     config, step = OlmoHfConfig(**given["fields"]), StepSettings(**given["step"])
@@ -55,7 +65,7 @@ def main() -> int:
     mesh = init_device_mesh("cpu", (step.shards,))
     with FakeTensorMode():
         model = sharded(config, step, mesh)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        optimizer = with_moments(model)
         ids = torch.zeros(step.micro_batch, step.sequence_length, dtype=torch.long)
         loss = loss_settings(
             model, implementation=step.loss_implementation, z_loss_weight=1e-5, chunk_tokens=step.loss_chunk_tokens
@@ -63,19 +73,12 @@ def main() -> int:
         tracker = FSDPMemTracker(model, optimizer)
         tracker.track_inputs((ids,))
         with tracker:
-            for iteration in range(2):  # the second one with the moments
-                for _ in range(2 if step.accumulates else 1):
-                    with torch.autocast("cpu", torch.bfloat16, enabled=step.half):
-                        terms, outputs = model_loss_sums(model, {"input_ids": ids, "use_cache": False}, ids, loss)
-                    total = terms.total
-                    del terms, outputs
-                    total.backward()
-                    if step.accumulates:
-                        tracker.reset_mod_stats()
-                if iteration == 1:
-                    break  # the update of foreach AdamW has temporaries of its own
-                optimizer.step()
-                optimizer.zero_grad()
+            for _ in range(2 if step.accumulates else 1):
+                with torch.autocast("cpu", torch.bfloat16, enabled=step.half):
+                    terms, outputs = model_loss_sums(model, {"input_ids": ids, "use_cache": False}, ids, loss)
+                total = terms.total
+                del terms, outputs
+                total.backward()
                 tracker.reset_mod_stats()
     print(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
     return 0

@@ -81,9 +81,13 @@ def really_held(strategy: str | None, half: bool, loss_implementation: str) -> i
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("strategy", [None, "whole_layer", "one_in_two", "fine_grained"])
 def test_a_followed_step_holds_what_a_real_one_does(strategy, half, loss):
-    """Within 2 % in float32; on a CPU, products in bfloat16 add up in float32 buffers inside, which a GPU has not."""
+    """Within 2 %, when what a GPU has not is added: on a CPU a product in bfloat16 adds up in a float32 buffer inside.
+
+    It is there at the fullest moment where that is the product for the gradient of the head's weight.
+    """
     found = follow(activation_checkpointing=strategy, half=half, loss_implementation=loss)
-    assert found.total == pytest.approx(really_held(strategy, half, loss), rel=0.15 if half else 0.02)
+    buffer = 4 * CONFIG.vocab_size * CONFIG.hidden_size if half and loss == "chunked" else 0
+    assert found.total + buffer == pytest.approx(really_held(strategy, half, loss), rel=0.02)
 
 
 def test_recomputation_saves():
@@ -168,11 +172,13 @@ def test_the_table_of_a_run():
 )
 def test_a_sharded_step_is_what_torchs_tracker_finds(changes):
     """The tracker watches real FSDP2 on ranks that do not exist. It counts scalars too: 1 %; it does
-    not see into kernels."""
+    not see into kernels. Where layers are recomputed, real FSDP2 lets go of one hidden state (B, S, D) earlier."""
     step = dataclasses.replace(STEP, shards=4, micro_batch=8, inside_kernels=False, **changes)
     found = estimate_memory(MemorySettings(num_devices=4, optimizer="adamw", step=step), CONFIG)
     given = json.dumps({"fields": FIELDS | {"max_position_embeddings": S}, "step": dataclasses.asdict(step)})
     command = [sys.executable, str(runs.ROOT / "tests" / "tracked_memory.py"), given]
     done = subprocess.run(command, capture_output=True, text=True, env=runs.environment())
     assert done.returncode == 0, done.stderr[-3000:]
-    assert found.total == pytest.approx(int(done.stdout.split()[-1]), rel=0.01)
+    earlier = 4 * 8 * S * CONFIG.hidden_size if "activation_checkpointing" in changes else 0
+    tracked = int(done.stdout.split()[-1])
+    assert 0.99 * tracked <= found.total <= 1.01 * tracked + earlier
