@@ -15,12 +15,12 @@ from olmo_hf.errors import ConfigError
 Value = TypeVar("Value")
 
 NOT_SUPPORTED = {
-    "tp": "Accelerate 1.15 splits only models that transformers 5.23 has split while it loaded them "
-    "(`from_pretrained(..., distributed_config=DistributedConfig(tp_size=...))`), and the Trainer writes no "
-    "checkpoint of such a model that a run can go on from. Use fsdp2.yaml or hsdp.yaml",
-    "cp": "torch 2.13 deals out a sequence in pieces that are no longer in order, and knows no attention within "
-    "documents then; token losses here pair each position with the next one of the same rank. Use fsdp2.yaml, with "
-    "model.activation_checkpointing for long sequences",
+    "tp": "Accelerate 1.15 asks transformers for `ReplicateParallel` there, which transformers 5.23 no longer has, so "
+    "that FSDP2 with tensor parallel ends in an ImportError; and a model that nobody has split before is not split at "
+    "all, but trained in copies. Use fsdp2.yaml or hsdp.yaml",
+    "cp": "torch 2.13 deals out a sequence in pieces that are no longer in order, knows no attention within documents "
+    "then, and on CPUs no attention at all; token losses here pair each position with the next one of the same rank. "
+    "Use fsdp2.yaml, with model.activation_checkpointing for long sequences",
     "sp": "Accelerate 1.15 has it through DeepSpeed only. Use fsdp2.yaml",
 }
 """Sizes of `parallelism_config` that are refused, and why."""

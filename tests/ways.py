@@ -1,7 +1,12 @@
 """Ways to spread a run over processes, and how far two runs are apart."""
 
 import gzip
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests import runs
 from tests.invariants.test_split import FSDP
@@ -28,15 +33,29 @@ CLIPPINGS = {
 }
 
 
-def run(way: str, directory: Path, **training: object) -> Path:
+def run(way: str, directory: Path, *, words: Sequence[str] = (), **training: object) -> Path:
     """A run with unequal numbers of labels in its instances; returns its directory."""
     count, env = WAYS[way]
     ranks = Ranks(count, **env)
     try:
-        ranks.run(runs.write_run(directory, dropout=0.0, label_masks=True, **training))
+        ranks.run(runs.write_run(directory, dropout=0.0, label_masks=True, **training), *words)
     finally:
         ranks.close()
     return directory / "run"
+
+
+def nudged_weights(run_dir: Path, target: Path, *, seed: int) -> Path:
+    """The weights a run began with (its checkpoint-0), each moved to the float32 number above or below it."""
+    source = run_dir / "checkpoint-0"
+    target.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(seed)
+    nudged = {}
+    for name, weight in load_file(source / "model.safetensors").items():
+        up = torch.rand(weight.shape, generator=generator) < 0.5
+        nudged[name] = torch.nextafter(weight, torch.where(up, torch.inf, -torch.inf))
+    save_file(nudged, target / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(source / "config.json", target)
+    return target
 
 
 def instances(run_dir: Path) -> dict[int, list[int]]:

@@ -110,17 +110,18 @@ def checkpoint_rows(plan: RunPlan, *, bytes_per_second: float) -> list[tuple[str
 def exchange_bytes(plan: RunPlan, settings: MemorySettings) -> int:
     """Bytes that each device sends in one step, by ring algorithms.
 
-    Full shard gathers the weights before the forward and before the backward pass of every micro-batch, shard grad op
-    once; both scatter float32 gradients after every micro-batch, or once a step when that is deferred. DDP and the
-    replicas of HSDP sum float32 gradients once a step.
+    Full shard gathers the weights before the forward pass of every micro-batch and those of the layers again before
+    the backward pass, shard grad op all of them once a step; both scatter float32 gradients after every micro-batch,
+    or once a step when that is deferred. DDP and the replicas of HSDP sum float32 gradients once a step.
     """
     step, total = settings.step, plan.count.total
     passes = plan.batch.gradient_accumulation_steps
     replicas = settings.num_devices // step.shards if step.is_sharded else settings.num_devices
-    gathers = {"full": 2, "grad": 1, "none": 0}[step.sharding] * passes
+    layers = plan.config.num_hidden_layers * plan.count.per_layer
+    gathered = {"full": passes * (total + layers), "grad": total, "none": 0}[step.sharding]
     scatters = 0 if not step.is_sharded else 1 if step.defers_reduction else passes
     part = (step.shards - 1) / step.shards if step.is_sharded else 0.0
-    inside = part * total * (gathers * step.product_bytes + scatters * FLOAT32_BYTES)
+    inside = part * (gathered * step.product_bytes + scatters * total * FLOAT32_BYTES)
     held = total / step.shards if step.is_sharded else total
     between = 2 * (replicas - 1) / replicas * held * FLOAT32_BYTES
     return round(inside + between)

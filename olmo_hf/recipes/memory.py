@@ -1,6 +1,6 @@
 """Memory of one device in training: what is held all the time, the fullest moment of a step, and the update."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
 from olmo_hf.model.size import ParameterCount, count_parameters
@@ -35,13 +35,13 @@ class Memory:
     weights: int
     optimizer: int
     ddp_buckets: int
-    """Gradients are exchanged through buckets of their size, which stay."""
+    """Gradients of the last micro-batch lie in the buckets they are exchanged in, which stay."""
 
     step: StepMemory
     """The fullest moment of forward and backward pass."""
 
     update: int
-    """What is held on top of weights, optimizer and buckets while the optimizer works: all gradients, and its own."""
+    """What is held on top of weights, optimizer and buckets while the optimizer works: gradients, and its own."""
 
     @property
     def total(self) -> int:
@@ -77,8 +77,8 @@ def estimate_memory(settings: MemorySettings, config: OlmoHfConfig) -> Memory:
         weights=FLOAT32_BYTES * count.total // shards,
         optimizer=optimizer_bytes(settings.optimizer, count, config.num_hidden_layers) // shards,
         ddp_buckets=FLOAT32_BYTES * count.total if is_ddp else 0,
-        step=step_memory(config, step),
-        update=gradients + own,
+        step=step_memory(config, replace(step, into_buckets=is_ddp)),
+        update=own if is_ddp else gradients + own,
     )
 
 

@@ -56,6 +56,7 @@ class StepSettings:
         accumulates: Whether a step has several micro-batches, so that gradients are there while activations are.
         defers_reduction: Whether FSDP keeps whole gradients until the last micro-batch.
         layers_per_unit: Layers that FSDP gathers and reduces together.
+        into_buckets: Whether gradients go into the buckets of DDP, which are counted elsewhere.
         inside_kernels: Whether what kernels hold for themselves is counted, which trackers of torch do not see.
     """
 
@@ -70,6 +71,7 @@ class StepSettings:
     accumulates: bool
     defers_reduction: bool = False
     layers_per_unit: int = 1
+    into_buckets: bool = False
     inside_kernels: bool = True
 
     @property
@@ -316,7 +318,9 @@ def _keep_gradient(ledger: _Ledger, settings: StepSettings) -> Callable[[torch.T
     def hook(parameter: torch.Tensor) -> None:
         size = FLOAT32_BYTES * parameter.numel()
         parameter.grad = None  # from now on it is counted as a gradient, or was from the beginning
-        if not settings.accumulates:
+        if settings.into_buckets:
+            ledger.change(gradients=-size if settings.accumulates else 0)
+        elif not settings.accumulates:
             ledger.change(gradients=size)
 
     return hook

@@ -52,6 +52,9 @@ class LearningTrainer(UpdatingTrainer):
         Accelerate's default adds gradients up in bfloat16 and rounds the loss and the rotary tables to it.
         """
         super().create_accelerator_and_postprocess()
+        if self.accelerator.ddp_handler is not None:
+            # Gradients lie in the buckets they are exchanged in: no copies, and 4 bytes less per parameter.
+            self.accelerator.ddp_handler.gradient_as_bucket_view = True
         if self.accelerator.mixed_precision == "fp16" and self.accelerator.scaler is None:
             raise ConfigError(
                 f"training.fp16: found true on the device `{self.accelerator.device.type}`, where float16 is not "
@@ -68,12 +71,16 @@ class LearningTrainer(UpdatingTrainer):
             )
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Identical to `Trainer` except that the replicas of HSDP exchange gradients after the last micro-batch only.
+        """Identical to `Trainer` except for what ranks exchange between the micro-batches of a step.
 
-        What waits is the part of this rank.
+        The replicas of HSDP exchange gradients after the last one only; what waits is the part of this rank. Weights
+        that stay gathered until the backward pass stay until the last one.
         """
         if isinstance(model, FSDPModule):
-            model.set_requires_all_reduce(self.accelerator.sync_gradients)
+            is_last = self.accelerator.sync_gradients
+            model.set_requires_all_reduce(is_last)
+            if not self.accelerator.state.fsdp_plugin.reshard_after_forward:
+                model.set_reshard_after_backward(is_last)
         return super().training_step(model, *args, **kwargs)
 
     # ---- loss ----

@@ -16,6 +16,7 @@ from olmo_hf.distributed import rank, run_on_all, world_size
 from olmo_hf.errors import CheckpointError, ConfigError
 from olmo_hf.training import checkpoints, commit
 from olmo_hf.training.flow import SaveSchedule, last_step, what_to_save
+from olmo_hf.training.fsdp_messages import spare_messages
 from olmo_hf.training.learning import LearningTrainer
 from olmo_hf.training.rotation import Keep
 from olmo_hf.training.saving import CheckpointSaver, build_saver
@@ -206,6 +207,7 @@ class RestartingTrainer(LearningTrainer):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if self.is_fsdp_enabled:
             restore_groups(self.inner_optimizer, self.plain_model)
+            spare_messages(self.plain_model)
         if resume_from_checkpoint is None and self.args.save_at_start:
             self._save_checkpoint(self.plain_model, trial=None)
             checkpoint = commit.checkpoint_path(self.run_dir, self.state.global_step)

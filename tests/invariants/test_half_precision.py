@@ -57,6 +57,23 @@ def test_bfloat16_follows_float32(one: Ranks, tmp_path: Path) -> None:
     assert exact != half
 
 
+def test_gradients_are_summed_in_float32_or_when_asked_in_bfloat16(fsdp: Ranks, tmp_path: Path) -> None:
+    """`mixed` and `pure` of the original. Without a memory (beta1 0) Adam's first moment is the gradient itself."""
+    settings = {"bf16": True, "use_cpu": True, "max_duration": 1, "adam_beta1": 0.0, "max_grad_norm": 0.0}
+    whole_batch = {"per_device_train_batch_size": 4, "save_interval": None, "save_interval_ephemeral": None}
+    in_bfloat16 = {}
+    for name, reduces in (("mixed", False), ("pure", True)):
+        config = runs.write_run(tmp_path / name, dropout=0.0, **settings, **whole_batch, fsdp_reduce_in_half=reduces)
+        fsdp.run(config)
+        moments = load_file(tmp_path / name / "run" / "latest" / "optimizer.safetensors")
+        gradients = [tensor for key, tensor in moments.items() if key.endswith(".exp_avg")]
+        assert gradients
+        in_bfloat16[name] = [torch.equal(gradient, gradient.bfloat16().float()) for gradient in gradients]
+        assert set(dtypes(tmp_path / name / "run" / "latest")) == {torch.float32}, "masters and moments"
+    assert all(in_bfloat16["pure"])
+    assert not any(in_bfloat16["mixed"])
+
+
 @pytest.mark.slow
 def test_bfloat16_follows_float32_on_one_process_and_on_shards(tmp_path):
     exact = trained(tmp_path / "fp32")

@@ -122,7 +122,9 @@ def test_what_is_sharded_is_divided():
     assert (alone.weights, alone.optimizer, alone.update) == (4 * TOTAL, 8 * TOTAL, 4 * TOTAL)
     assert (full.weights, full.optimizer, full.update) == (4 * TOTAL // 8, 8 * TOTAL // 8, 4 * TOTAL // 8)
     assert alone.ddp_buckets == full.ddp_buckets == 0
-    assert estimate(8).ddp_buckets == 4 * TOTAL, "DDP exchanges gradients through buckets of their size"
+    copies = estimate(8)
+    assert (copies.ddp_buckets, copies.update, copies.step.gradients) == (4 * TOTAL, 0, 0), "gradients lie in buckets"
+    assert estimate(8, accumulates=True).step.gradients == 4 * TOTAL, "those of earlier micro-batches do not"
     hybrid = estimate(8, sharding="full", shards=4)
     assert hybrid.weights == 4 * TOTAL // 4
 

@@ -90,7 +90,7 @@ def test_a_table_kept_by_older_files_is_no_weight(tmp_path: Path) -> None:
     assert "lm_head.weight" in check_weights(model, str(tmp_path))
 
 
-# ---- how often gradients are reduced ----
+# ---- how often weights are gathered and gradients reduced ----
 
 COUNTING = """
 import json, os, sys
@@ -101,8 +101,9 @@ found = []
 for words in json.loads(sys.argv[2]):
     with profile(activities=[ProfilerActivity.CPU]) as recorder:
         assert train_hf.run_and_report(train_hf.main, [sys.argv[1], *words]) == 0
-    names = [event.name() for event in recorder.profiler.kineto_results.events()]
-    found.append({name: names.count(f"c10d::{name}") for name in ("_reduce_scatter_base_", "allreduce_")})
+    names = [event.name().split(" ")[0] for event in recorder.profiler.kineto_results.events()]
+    counted = "FSDP::all_gather", "FSDP::post_backward_reduce", "c10d::allreduce_"
+    found.append({name: names.count(name) for name in counted})
 if os.environ["RANK"] == "0":
     open(sys.argv[3], "w").write(json.dumps(found))
 """
@@ -143,17 +144,45 @@ def test_fsdp_reduces_after_each_micro_batch_or_once(tmp_path: Path) -> None:
         2,
         **FSDP,
     )
-    assert each["_reduce_scatter_base_"] == 4 * STEPS * 4, "four micro-batches"
-    assert once["_reduce_scatter_base_"] == 4 * STEPS
-    assert grouped["_reduce_scatter_base_"] == 3 * STEPS, "both layers are one unit"
+    assert each["FSDP::post_backward_reduce"] == 4 * STEPS * 4, "four micro-batches"
+    assert once["FSDP::post_backward_reduce"] == 4 * STEPS
+    assert grouped["FSDP::post_backward_reduce"] == 3 * STEPS, "both layers are one unit"
     losses = [runs.losses(tmp_path / str(i))[STEPS] for i in range(3)]
     for found in losses[1:]:
         assert found[:2] == pytest.approx(losses[0][:2], rel=1e-5)
 
 
+def test_weights_are_gathered_as_often_as_they_are_needed(tmp_path: Path) -> None:
+    """Of four units two, the layers, are freed after the forward pass and needed again; an embedding is not."""
+    variants = [{"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 4}]
+    four, one = counts(tmp_path / "full", variants, 2, **FSDP)
+    assert (four["FSDP::all_gather"], one["FSDP::all_gather"]) == (6 * 4 * STEPS, 6 * STEPS)
+    four, one = counts(tmp_path / "grad", variants, 2, **FSDP | {"FSDP_RESHARD_AFTER_FORWARD": "false"})
+    assert (four["FSDP::all_gather"], one["FSDP::all_gather"]) == (4 * STEPS, 4 * STEPS), "once a step"
+    full, grad = (runs.losses(tmp_path / name / "0")[STEPS] for name in ("full", "grad"))
+    assert grad[:2] == full[:2], "the same numbers in the same order"
+
+
+@pytest.mark.slow
+def test_units_by_size_and_one_for_all(tmp_path: Path) -> None:
+    """Embedding and head stay units of their own; the smallest and the largest units give the same numbers."""
+    variants = [{"per_device_train_batch_size": 4}]
+    sized = FSDP | {"FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "FSDP_MIN_NUM_PARAMS": "1000"}
+    found = {
+        name: counts(tmp_path / name, variants, 2, **env)[0]["FSDP::all_gather"]
+        for name, env in {"layers": FSDP, "size": sized, "none": FSDP | {"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}}.items()
+    }
+    assert found["layers"] == 6 * STEPS
+    assert found["none"] == 3 * STEPS, "the layers lie in the last unit, which stays gathered"
+    assert found["size"] > found["layers"], "matrices are units"
+    losses = {name: runs.losses(tmp_path / name / "0")[STEPS] for name in found}
+    assert losses["size"][:2] == pytest.approx(losses["layers"][:2], rel=1e-5)
+    assert losses["none"][:2] == pytest.approx(losses["layers"][:2], rel=1e-5)
+
+
 def test_ddp_reduces_once_whatever_the_micro_batch(tmp_path: Path) -> None:
     four, one = counts(tmp_path, [{"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 4}], 2)
-    assert four["allreduce_"] == one["allreduce_"] > 0
+    assert four["c10d::allreduce_"] == one["c10d::allreduce_"] > 0
 
 
 @pytest.mark.slow
@@ -168,5 +197,5 @@ def test_replicas_of_hsdp_meet_once(tmp_path: Path) -> None:
     two, one = counts(
         tmp_path, [{"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 2}], 4, **FSDP, **hybrid
     )
-    assert two["allreduce_"] == one["allreduce_"] > 0
-    assert two["_reduce_scatter_base_"] == 2 * one["_reduce_scatter_base_"]
+    assert two["c10d::allreduce_"] == one["c10d::allreduce_"] > 0
+    assert two["FSDP::post_backward_reduce"] == 2 * one["FSDP::post_backward_reduce"]
