@@ -14,6 +14,7 @@ import torch.distributed as dist
 from olmo_hf import fault_watch
 from olmo_hf.fault_watch import FaultWatch
 from tests import runs
+from tests.invariants.test_split import FSDP
 from tests.served import free_port
 
 LIMIT_SECONDS = 60
@@ -112,12 +113,34 @@ def fail(self, *args, **kwargs):
     if self.state.global_step == 2:
         if rank() == 1:
             raise {fault}
-        time.sleep(100_000)  # as in a collective without the other one
+        {waits}  # as in a collective without the other one
     return step(self, *args, **kwargs)
 
 LearningTrainer.training_step = fail
 sys.exit(train_hf.run_and_report(train_hf.main, sys.argv[1:]))
 """
+
+
+def end_of_both(directory: Path, script: str, **env: str) -> tuple[list[int], list[str], float]:
+    """Exit codes and output of two ranks without a launcher, and seconds between their ends."""
+    config, path = runs.write_run(directory), directory / "script.py"
+    path.write_text("from olmo_hf.errors import OlmoHfError\n" + script)
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    processes, outputs = [], [directory / f"rank{rank}.txt" for rank in range(2)]
+    for rank, output in enumerate(outputs):
+        environment = runs.environment(RANK=str(rank), LOCAL_RANK=str(rank), **rendezvous, **env)
+        with open(output, "wb") as file:
+            processes.append(
+                subprocess.Popen([sys.executable, str(path), str(config)], env=environment, stdout=file, stderr=file)
+            )
+    try:
+        processes[1].wait(timeout=200)
+        began = time.monotonic()
+        codes = [process.wait(timeout=LIMIT_SECONDS) for process in processes]
+        return codes, [output.read_text() for output in outputs], time.monotonic() - began
+    finally:
+        for process in processes:
+            process.kill()
 
 
 @pytest.mark.parametrize(
@@ -132,25 +155,20 @@ def test_all_ranks_end_with_the_message_of_the_one_that_failed(
     tmp_path: Path, fault: str, said: str, code: int
 ) -> None:
     """No launcher ends them, and rank 0 would wait for ever."""
-    config = runs.write_run(tmp_path)
-    script = tmp_path / "script.py"
-    script.write_text("from olmo_hf.errors import OlmoHfError\n" + SCRIPT.format(fault=fault.replace("train_hf.", "")))
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    processes, outputs = [], [tmp_path / f"rank{rank}.txt" for rank in range(2)]
-    for rank, output in enumerate(outputs):
-        environment = runs.environment(RANK=str(rank), LOCAL_RANK=str(rank), **rendezvous)
-        with open(output, "wb") as file:
-            processes.append(
-                subprocess.Popen([sys.executable, str(script), str(config)], env=environment, stdout=file, stderr=file)
-            )
-    try:
-        processes[1].wait(timeout=200)
-        began = time.monotonic()
-        assert processes[0].wait(timeout=LIMIT_SECONDS) == code
-        assert time.monotonic() - began < LIMIT_SECONDS
-    finally:
-        for process in processes:
-            process.kill()
-    assert processes[1].returncode == code
-    assert f"rank 0 ends, because rank 1 failed: {said}" in outputs[0].read_text()
-    assert said in outputs[1].read_text()
+    script = SCRIPT.format(fault=fault.replace("train_hf.", ""), waits="time.sleep(100_000)")
+    codes, outputs, seconds = end_of_both(tmp_path, script)
+    assert codes == [code, code]
+    assert seconds < LIMIT_SECONDS
+    assert f"rank 0 ends, because rank 1 failed: {said}" in outputs[0]
+    assert said in outputs[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [{}, FSDP], ids=["DDP", "FSDP2"])
+def test_a_rank_in_a_collective_of_training_ends_too(tmp_path: Path, env: dict[str, str]) -> None:
+    """It goes on into the step, where gradients or weights are to come from the one that has failed."""
+    script = SCRIPT.format(fault="RuntimeError('the cooling failed')", waits="pass")
+    codes, outputs, seconds = end_of_both(tmp_path, script, **env)
+    assert codes == [1, 1]
+    assert seconds < LIMIT_SECONDS
+    assert "rank 1 failed: RuntimeError: the cooling failed" in outputs[0]
