@@ -74,6 +74,12 @@ def _fsdp_problems(environment: Mapping[str, str]) -> Iterator[str]:
         return
     if (version := environment.get("FSDP_VERSION", "1")) != "2":
         yield f"fsdp_config.fsdp_version: found {version}, expected 2; version 1 is not supported"
+    if environment.get("FSDP_AUTO_WRAP_POLICY") == "SIZE_BASED_WRAP":
+        yield (
+            "fsdp_config.fsdp_auto_wrap_policy: found SIZE_BASED_WRAP, expected TRANSFORMER_BASED_WRAP or NO_WRAP; "
+            "Accelerate 1.15 would make the list of layers a unit, which torch refuses; for units of several layers "
+            "set training.fsdp_layers_per_unit"
+        )
     if environment.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "false").lower() == "true":
         yield (
             "fsdp_config.fsdp_cpu_ram_efficient_loading: found true, expected false; every rank draws or reads its "

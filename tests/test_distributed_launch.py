@@ -59,6 +59,11 @@ def test_sizes_that_are_not_the_number_of_processes() -> None:
     assert "dp_replicate 2 x dp_shard 4 = 8, but 4 processes take part" in problem
 
 
+def test_units_by_size_are_refused() -> None:
+    (problem,) = problems("fsdp2.yaml", FSDP_AUTO_WRAP_POLICY="SIZE_BASED_WRAP")
+    assert "training.fsdp_layers_per_unit" in problem
+
+
 def test_all_problems_at_once() -> None:
     changes = {"FSDP_VERSION": "1", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "1"}
     found = problems("hsdp.yaml", **changes)

@@ -164,20 +164,17 @@ def test_weights_are_gathered_as_often_as_they_are_needed(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_units_by_size_and_one_for_all(tmp_path: Path) -> None:
-    """Embedding and head stay units of their own; the smallest and the largest units give the same numbers."""
+def test_one_unit_for_all_layers(tmp_path: Path) -> None:
+    """`NO_WRAP`: embedding and head stay units of their own, and the numbers the same."""
     variants = [{"per_device_train_batch_size": 4}]
-    sized = FSDP | {"FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "FSDP_MIN_NUM_PARAMS": "1000"}
+    policies = {"layers": FSDP, "none": FSDP | {"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}}
     found = {
-        name: counts(tmp_path / name, variants, 2, **env)[0]["FSDP::all_gather"]
-        for name, env in {"layers": FSDP, "size": sized, "none": FSDP | {"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}}.items()
+        name: counts(tmp_path / name, variants, 2, **env)[0]["FSDP::all_gather"] for name, env in policies.items()
     }
     assert found["layers"] == 6 * STEPS
     assert found["none"] == 3 * STEPS, "the layers lie in the last unit, which stays gathered"
-    assert found["size"] > found["layers"], "matrices are units"
-    losses = {name: runs.losses(tmp_path / name / "0")[STEPS] for name in found}
-    assert losses["size"][:2] == pytest.approx(losses["layers"][:2], rel=1e-5)
-    assert losses["none"][:2] == pytest.approx(losses["layers"][:2], rel=1e-5)
+    layers, none = (runs.losses(tmp_path / name / "0")[STEPS] for name in policies)
+    assert none[:2] == pytest.approx(layers[:2], rel=1e-5)
 
 
 def test_ddp_reduces_once_whatever_the_micro_batch(tmp_path: Path) -> None:
