@@ -112,6 +112,7 @@ def measured(directory: Path, model: dict[str, int], ranks: int, step: StepSetti
         save_at_start=False,
         loss_implementation=step.loss_implementation,
         bf16=step.half,
+        use_cpu=True,
         per_device_train_batch_size=step.micro_batch,
         global_train_batch_size=step.micro_batch * passes * ranks,
     )

@@ -70,15 +70,22 @@ class FaultWatch:
         self._stop.set()
         self._thread.join(timeout=2 * POLL_SECONDS)
 
-    def announce(self, message: str, exit_code: int) -> None:
-        """Tell all ranks that this one fails."""
+    def announce(self, message: str, exit_code: int) -> str | None:
+        """Tell all ranks that this one fails.
+
+        Returns:
+            A sentence about the rank that failed before and so, most likely, made this one fail; None: there is none.
+        """
         self._announced = True
         fault = json.dumps({"rank": rank(), "message": message, "exit_code": exit_code})
         try:
             if self._store.add("faults", 1) == 1:  # the first one is the cause, the others follow from it
                 self._store.set("fault", fault)
+                return None
+            first = json.loads(self._store.get("fault"))
         except RuntimeError:  # nobody to tell
-            pass
+            return None
+        return None if first["message"] == message else _because_of(first)
 
     def _run(self) -> None:
         beats = 0
@@ -121,9 +128,13 @@ class FaultWatch:
     def _end(self, fault: dict[str, Any]) -> None:
         if self._stop.wait(GRACE_SECONDS) or self._announced:
             return  # it failed by itself, or came to its end
-        sys.stderr.write(f"rank {rank()} ends, because rank {fault['rank']} failed: {fault['message']}\n")
+        sys.stderr.write(f"{_because_of(fault)}\n")
         sys.stderr.flush()
         self._leave(int(fault["exit_code"]))
+
+
+def _because_of(fault: dict[str, Any]) -> str:
+    return f"rank {rank()} ends, because rank {fault['rank']} failed: {fault['message']}"
 
 
 def start_fault_watch(leave: Callable[[int], None] = os._exit) -> None:
@@ -154,10 +165,9 @@ def start_fault_watch(leave: Callable[[int], None] = os._exit) -> None:
     _watch.start()
 
 
-def announce_fault(message: str, exit_code: int) -> None:
-    """Tell all ranks, where there are others, that this one fails."""
-    if _watch is not None:
-        _watch.announce(message, exit_code)
+def announce_fault(message: str, exit_code: int) -> str | None:
+    """Tell all ranks, where there are others, that this one fails; returns what `FaultWatch.announce` does."""
+    return _watch.announce(message, exit_code) if _watch is not None else None
 
 
 def stop_fault_watch() -> None:

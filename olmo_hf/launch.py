@@ -118,7 +118,11 @@ def run_and_report(main: Callable[[Sequence[str]], int], words: Sequence[str]) -
         sys.stderr.flush()
         return for_launcher(USER_ERROR, told=USER_ERROR)
     except BaseException as error:
-        announce_fault(f"{type(error).__name__}: {error}", 1)
+        # A rank that waits in a collective learns of another's end as an error of the connection.
+        cause = announce_fault(f"{type(error).__name__}: {error}", 1)
+        if cause is not None:
+            sys.stderr.write(f"{cause}\n")
+            sys.stderr.flush()
         raise
     finally:
         stop_fault_watch()

@@ -1,13 +1,13 @@
 """Ways to spread a run over processes, and how far two runs are apart."""
 
 import gzip
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 
+from olmo_hf.config_file import load_run
+from olmo_hf.model.build import build_model
 from tests import runs
 from tests.invariants.test_split import FSDP
 from tests.served import Ranks
@@ -45,16 +45,15 @@ def run(way: str, directory: Path, *, words: Sequence[str] = (), **training: obj
 
 
 def nudged_weights(run_dir: Path, target: Path, *, seed: int) -> Path:
-    """The weights a run began with (its checkpoint-0), each moved to the float32 number above or below it."""
-    source = run_dir / "checkpoint-0"
-    target.mkdir(parents=True)
+    """The weights that a run began with, each moved to the next float32 number above or below; a model directory."""
+    run = load_run(run_dir.parent / "run.yaml", [])
+    model = build_model(run.model, seed=run.training.seed, max_position_embeddings=run.data.sequence_length)
     generator = torch.Generator().manual_seed(seed)
-    nudged = {}
-    for name, weight in load_file(source / "model.safetensors").items():
-        up = torch.rand(weight.shape, generator=generator) < 0.5
-        nudged[name] = torch.nextafter(weight, torch.where(up, torch.inf, -torch.inf))
-    save_file(nudged, target / "model.safetensors", metadata={"format": "pt"})
-    shutil.copy(source / "config.json", target)
+    with torch.no_grad():
+        for weight in model.parameters():
+            up = torch.rand(weight.shape, generator=generator) < 0.5
+            weight.copy_(torch.nextafter(weight, torch.where(up, torch.inf, -torch.inf)))
+    model.save_pretrained(target)
     return target
 
 
