@@ -4,11 +4,10 @@ Shapes: `W` ranks of a shard group, `N` numbers that each of them holds.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from transformers import PreTrainedModel
@@ -91,7 +90,7 @@ def spare_messages(model: PreTrainedModel) -> None:
     Args:
         model: sharded.
     """
-    embedding = cast(nn.Module, model.get_input_embeddings())
+    embedding = model.get_input_embeddings()
     is_tied = bool(getattr(model.config, "tie_word_embeddings", False))  # then it is in one unit with the head
     if isinstance(embedding, FSDPModule) and not is_tied:
         embedding.set_unshard_in_backward(False)

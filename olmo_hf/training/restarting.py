@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from olmo_hf.data.order import DataPosition, OrderedDataset, advance
 from olmo_hf.data.sampler import GlobalBatchSampler
@@ -207,7 +207,7 @@ class RestartingTrainer(LearningTrainer):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if self.is_fsdp_enabled:
             restore_groups(self.inner_optimizer, self.plain_model)
-            spare_messages(self.plain_model)
+            spare_messages(cast(PreTrainedModel, self.plain_model))
         if resume_from_checkpoint is None and self.args.save_at_start:
             self._save_checkpoint(self.plain_model, trial=None)
             checkpoint = commit.checkpoint_path(self.run_dir, self.state.global_step)
