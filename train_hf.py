@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+import olmo_hf.allocator  # noqa: F401 - acts when imported: memory is kept from the first tensor on
 from olmo_hf.callbacks.build import build_callbacks
 from olmo_hf.callbacks.cancellation import exit_code_of
 from olmo_hf.callbacks.trackers import shield_trackers

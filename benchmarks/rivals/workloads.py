@@ -60,7 +60,8 @@ def rival_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def tell(seconds: list[float]) -> None:
-    """What a rival reports: seconds of each step, and the peak of its resident memory."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def tell(seconds: list[float], *, of_children: bool = False) -> None:
+    """What a rival reports: seconds of each step, and the peak of its resident memory (or of its largest child)."""
+    whose = resource.RUSAGE_CHILDREN if of_children else resource.RUSAGE_SELF
+    peak = resource.getrusage(whose).ru_maxrss * 1024
     sys.stdout.write("\nRESULT " + json.dumps({"seconds": seconds, "peak_bytes": peak}) + "\n")

@@ -18,7 +18,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.olmo.configuration_olmo import OlmoConfig
 from transformers.models.olmo2.configuration_olmo2 import Olmo2Config
 
-CODE_FILES = ("configuration_olmo.py", "layers_olmo.py", "modeling_olmo.py")
+CODE_FILES = ("configuration_olmo.py", "training_ops.py", "layers_olmo.py", "modeling_olmo.py")
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 

@@ -19,6 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_olmo import OlmoHfConfig
+from .training_ops import RMSNorm, Rotation, SwiGLU, may_use_own_backward
 
 # Backends that are told who may attend to whom by a mask; the flash family is told by document boundaries.
 BACKENDS_WITH_MASKS = ("eager", "sdpa", "flex_attention")
@@ -41,6 +42,8 @@ class OlmoHfNorm(nn.Module):
             weight, bias = (p if p is None else p.to(low) for p in (self.weight, self.bias))
             with torch.autocast(device_type, enabled=False):
                 return F.layer_norm(x.to(low), (self.size,), weight, bias, self.eps).to(dtype)
+        if self.kind == "rms" and self.bias is None and may_use_own_backward(x):
+            return RMSNorm.apply(x, self.weight, self.eps)
         x = x.float()
         if self.kind == "layer":
             weight, bias = (p if p is None else p.float() for p in (self.weight, self.bias))
@@ -87,6 +90,8 @@ class OlmoHfRotaryEmbedding(nn.Module):
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate heads (B, H, S, C) by tables (B, S, C). fp32 tables promote the arithmetic; the dtype of x returns."""
+    if may_use_own_backward(x):
+        return Rotation.apply(x, cos, sin)
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
     return (x * cos[:, None] + turned * sin[:, None]).to(x.dtype)
@@ -227,7 +232,7 @@ class OlmoHfMLP(nn.Module):
 
     def __init__(self, config: OlmoHfConfig):
         super().__init__()
-        self.activation = ACT2FN[config.hidden_act]
+        self.activation, self.is_swiglu = ACT2FN[config.hidden_act], config.hidden_act == "silu"
         width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate_proj = nn.Linear(width, inner, bias=bias) if config.mlp_gated else None
         self.up_proj = nn.Linear(width, inner, bias=bias)
@@ -238,7 +243,11 @@ class OlmoHfMLP(nn.Module):
         return self.down_proj(self.activate(gate, self.up_proj(x)))
 
     def activate(self, gate: torch.Tensor | None, up: torch.Tensor) -> torch.Tensor:
-        return self.activation(up) if gate is None else self.activation(gate) * up
+        if gate is None:
+            return self.activation(up)
+        if self.is_swiglu and may_use_own_backward(gate, up):
+            return SwiGLU.apply(gate, up)
+        return self.activation(gate) * up
 
 
 class OlmoHfDecoderLayer(GradientCheckpointingLayer):

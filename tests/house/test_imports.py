@@ -83,7 +83,7 @@ def test_args_files_are_light(modules):
 
 def test_code_that_travels_with_checkpoints_stands_alone(modules):
     """The files are copied beside weights, where only torch and transformers are certain to be there."""
-    travels = ["configuration_olmo.py", "layers_olmo.py", "modeling_olmo.py"]
+    travels = ["configuration_olmo.py", "training_ops.py", "layers_olmo.py", "modeling_olmo.py"]
     for name in travels:
         path = Path("olmo_hf", "model", name)
         ours = [found for found in imports_of(modules[path], path) if found.startswith("olmo_hf")]
