@@ -184,6 +184,8 @@ class OlmoHfAttention(nn.Module):
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.hidden_size // config.key_value_width
         self.scaling = self.head_dim**-0.5
+        # Read in every pass, and reading a configuration takes a dozen calls.
+        self.clip_qkv, self.has_qk_norm = config.clip_qkv, config.qk_norm
         width, kv_width, bias = config.hidden_size, config.key_value_width, config.attention_bias
         self.q_proj = nn.Linear(width, width, bias=bias)
         self.k_proj = nn.Linear(width, kv_width, bias=bias)
@@ -210,10 +212,10 @@ class OlmoHfAttention(nn.Module):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Everything between the input projections and the residual stream: the part worth recomputing."""
-        if self.config.clip_qkv is not None:
-            bound = self.config.clip_qkv
+        if self.clip_qkv is not None:
+            bound = self.clip_qkv
             query, key, value = (x.clamp(min=-bound, max=bound) for x in (query, key, value))
-        if self.config.qk_norm:
+        if self.has_qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         batch, length = query.shape[:2]
         query, key, value = (x.view(batch, length, -1, self.head_dim).transpose(1, 2) for x in (query, key, value))
@@ -245,7 +247,7 @@ class OlmoHfMLP(nn.Module):
     def activate(self, gate: torch.Tensor | None, up: torch.Tensor) -> torch.Tensor:
         if gate is None:
             return self.activation(up)
-        if self.is_swiglu and may_use_own_backward(gate, up):
+        if self.is_swiglu and may_use_own_backward(gate):
             return SwiGLU.apply(gate, up)
         return self.activation(gate) * up
 

@@ -11,18 +11,22 @@ Shapes in trailing comments: `B` batch, `S` positions, `H` heads, `C` head size,
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-
-
-def may_use_own_backward(*tensors: torch.Tensor) -> bool:
-    """Whether a gradient is wanted and nobody traces: compilers fuse the plain formulas themselves."""
-    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return wanted and not torch.compiler.is_compiling() and all(type(t) in _PLAIN for t in tensors)
-
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Tensors that are what they seem: neither sharded nor wrapped."""
+
+
+def may_use_own_backward(x: torch.Tensor) -> bool:
+    """Whether a gradient is wanted and nobody traces: compilers fuse the plain formulas themselves."""
+    wanted = x.requires_grad and torch.is_grad_enabled() and type(x) in _PLAIN
+    return wanted and not torch.compiler.is_compiling()
+
+
+def _refuse_second_backward() -> None:
+    """Gradient mode in a backward pass means that its own gradient is wanted; what was kept knows of none."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("norm, rotation and gate have no second backward pass (create_graph=True)")
 
 
 class RMSNorm(torch.autograd.Function):
@@ -37,8 +41,8 @@ class RMSNorm(torch.autograd.Function):
         return (normal if weight is None else normal.mul_(weight)).to(x.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        _refuse_second_backward()
         x, inverse, weight = ctx.saved_tensors
         grad, normal = grad.float(), x.float() * inverse  # (..., D) both
         product, grad_weight = grad * normal, None
@@ -63,8 +67,8 @@ class Rotation(torch.autograd.Function):
         return _turn(x, cos, sin, way=1.0)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        _refuse_second_backward()
         cos, sin = ctx.saved_tensors
         return _turn(grad, cos, sin, way=-1.0), None, None
 
@@ -89,7 +93,7 @@ class SwiGLU(torch.autograd.Function):
         return F.silu(gate).mul_(up)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        _refuse_second_backward()
         gate, up = ctx.saved_tensors
         return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)

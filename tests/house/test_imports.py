@@ -23,7 +23,7 @@ MAY_IMPORT["recipes"] = MAY_IMPORT["report"] | {"report"}
 MAY_IMPORT["replay"] = MAY_IMPORT["config_file"] | {"config_file"}
 MAY_IMPORT["launch"] = MAY_IMPORT["recipes"] | {"recipes", "fault_watch"}
 MAY_IMPORT["cli"] = MAY_IMPORT["launch"] | {"launch", "report", "replay"}
-MAY_IMPORT["train_hf"] = MAY_IMPORT["cli"]
+MAY_IMPORT["train_hf"] = MAY_IMPORT["cli"] | {"allocator"}
 
 # The package itself offers public names of every room, each loaded when it is first used.
 EXEMPT = {"__init__"}

@@ -99,3 +99,11 @@ def test_plain_formulas_stand_where_nothing_is_learned_or_a_compiler_looks():
         assert not may_use_own_backward(x)
     compiled = torch.compile(lambda y: y * 2 if may_use_own_backward(y) else y * 3, backend="eager")
     assert compiled(x).tolist() == [3.0, 3.0]
+
+
+def test_a_second_backward_pass_is_refused():
+    function, _, inputs, constants = cases()["norm"]
+    leaves = [x.requires_grad_() for x in inputs]
+    out = function.apply(*leaves, *constants)
+    with pytest.raises(RuntimeError, match="no second backward pass"):
+        torch.autograd.grad(out.sum(), leaves, create_graph=True)
