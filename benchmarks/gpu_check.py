@@ -75,7 +75,7 @@ ROWS = [  # what matters most comes first, for time may run out
 def numerics(options: argparse.Namespace, seconds: float) -> list[str]:
     """The verdict of `gpu_numerics.py` on every path, in two lines."""
     words = [sys.executable, str(NUMERICS), "--device", options.device]
-    words += ["--shapes", "heads of 128"] if options.size == "tiny" else []
+    words += ["--shapes", "heads of 128", "--precisions", "fp32", "bf16 autocast"] if options.size == "tiny" else []
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=seconds, env=environment(options))
     except subprocess.TimeoutExpired:

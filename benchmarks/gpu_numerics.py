@@ -240,6 +240,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
     parser.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=tuple(SHAPES))
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     options = parser.parse_args()
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise SystemExit("no CUDA device here; --device cpu tries the comparison itself")
@@ -249,7 +250,7 @@ def main() -> None:
         unusable["flex_attention"] = "has no backward pass on CPUs"
     start, rows, inputs = time.perf_counter(), [], Inputs.make(options.device)
     for shape in options.shapes:
-        for precision in PRECISIONS:
+        for precision in options.precisions:
             for row in compare(shape, precision, inputs, unusable):
                 rows.append(row)
                 gradient = "" if row.gradient is None else f"{row.gradient:.1e} / {row.allowed_gradient:.1e}"
