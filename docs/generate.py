@@ -61,7 +61,7 @@ FOLDERS = {
     "examples": "small programs that use the results with stock transformers; two stages and a soup",
     "benchmarks": "what is claimed about speed and memory, to measure again",
     "docs": "the guide",
-    "tests": "the same folders as olmo_hf/, and golden, parity, invariants, crash, house",
+    "tests": "the same folders as olmo_hf/, and golden, parity, invariants, crash, field, house",
 }
 CONFIGURATION_HEAD = """# Configuration reference
 

@@ -168,7 +168,7 @@ def _collective_device() -> torch.device:
 
 
 def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum over all processes, in place where the device allows it; returns the reduced tensor."""
+    """Sum of tensors of one shape over all processes, in place where the device allows it; returns the sum."""
     if not is_distributed():
         return tensor
     home = tensor.device

@@ -26,13 +26,15 @@ class CheckpointError(OlmoHfError):
     """A checkpoint that cannot be written, is damaged, or does not fit the run."""
 
 
-class DamagedCheckpointError(CheckpointError):
-    """Files of a checkpoint are not as its manifest says. An older one may be whole."""
-
-
 class ConversionError(OlmoHfError):
     """A checkpoint or configuration of another program that cannot be expressed here."""
 
 
 class TrainingError(OlmoHfError):
     """Training cannot go on, for example because the loss is not a number. Nothing was updated."""
+
+
+def last_line(error: BaseException) -> str:
+    """What an error of another package comes down to: the last line of its message, or its kind."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -51,10 +51,6 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _number_back(value: Any) -> Any:
-    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
-
-
 class JsonLinesFile:
     """Appends rows, each in one write that reaches the operating system before `append` returns.
 

@@ -122,10 +122,10 @@ def data_problems(data: DataArgs, key: str) -> Iterator[str]:
         key: Its dotted name, `data` or that of an evaluator's.
     """
     masks, paths = data.label_mask_paths, data.paths
-    if masks and len(masks) != len(paths) and not any(c in path for path in (*masks, *paths) for c in "*?["):
-        yield f"{key}.label_mask_paths: found {len(masks)} for {len(paths)} token files; give one mask per token file"
     if masks and data.sources:
         yield f"{key}.label_mask_paths: given beside `sources`; give each source its own `label_mask_paths`"
+    elif masks and len(masks) != len(paths) and not any(c in path for path in (*masks, *paths) for c in "*?["):
+        yield f"{key}.label_mask_paths: found {len(masks)} for {len(paths)} token files; give one mask per token file"
     if data.document_positions == "reset" and not data.document_masking:
         yield f"{key}.document_positions: found 'reset' without masking; set `{key}.document_masking: true` too"
     if data.order != "shuffle" and not data.shuffle:

@@ -42,6 +42,13 @@ def rank_indices(
 ) -> np.ndarray:
     """What one rank reads of an order (spec: data.md section 5): cut, skip, then every `world_size`-th instance.
 
+    Args:
+        order: Instance ids, shape (N,).
+        rank: From 0.
+        world_size: Number of ranks.
+        start_index: Places of the order that are skipped.
+        max_examples: Places of the order that there are at all; None: N.
+
     Raises:
         ValueError: `max_examples` is no multiple of the number of ranks.
     """
@@ -53,7 +60,7 @@ def rank_indices(
 
 
 def mix64(values: np.ndarray) -> np.ndarray:
-    """Scrambles 64-bit numbers one to one (the finalizer of SplitMix64; Steele, Lea and Flood 2014)."""
+    """Scrambles 64-bit numbers, of any shape, one to one (the finalizer of SplitMix64; Steele, Lea and Flood 2014)."""
     values = values ^ (values >> np.uint64(30))
     values = values * np.uint64(0xBF58476D1CE4E5B9)
     values = values ^ (values >> np.uint64(27))

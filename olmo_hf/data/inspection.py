@@ -39,7 +39,7 @@ class InspectedInstance:
 
 
 def ids_of_step(data: OrderedDataset, step: int) -> np.ndarray:
-    """Ids of the instances that step `step` (from 1) reads over all ranks, in their order.
+    """Ids of the instances that step `step` (from 1) reads over all ranks, (global batch,), in their order.
 
     Raises:
         DataError: Steps count from 1.
@@ -62,7 +62,7 @@ def data_of_step(data: OrderedDataset, returns: Sequence[tuple[int, DataPosition
 
 
 def ids_of_rank(ids: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """The part of a step's ids that one rank reads.
+    """The part of a step's ids, (global batch,), that one rank reads.
 
     Raises:
         DataError: There is no such rank, or the batch cannot be dealt to so many.

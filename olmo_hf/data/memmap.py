@@ -32,7 +32,7 @@ class InstanceLocation(NamedTuple):
     offset_tokens: int
 
 
-class MemMapDataset(Dataset):
+class MemMapDataset(Dataset[dict[str, Any]]):
     """Instances of `sequence_length` tokens cut from token files, in the order of `paths`.
 
     The tail of every file that is shorter than an instance is dropped, instances never cross files, and a path

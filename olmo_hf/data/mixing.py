@@ -80,7 +80,7 @@ def _apportion(shares: Mapping[str, Fraction], total: int) -> dict[str, int]:
     return counts
 
 
-class MixedDataset(Dataset):
+class MixedDataset(Dataset[dict[str, Any]]):
     """Sources in the proportions of a mix, as one data set whose instances are numbered source by source.
 
     Identical to `dataset` except that a source may give only some of its instances, or some more than once: all of

@@ -62,7 +62,7 @@ ENDLESS = 2**62
 """Instances of the only epoch of an order that draws with replacement."""
 
 
-class OrderedDataset(Dataset):
+class OrderedDataset(Dataset[dict[str, Any]]):
     """A data set read in the order of a run, from `start` on and through the epochs without end.
 
     Item k is the k-th instance after `start`. Epoch and place follow from k by arithmetic and every epoch's order
@@ -150,7 +150,7 @@ class OrderedDataset(Dataset):
         return DataPosition(self.start.epoch + 1 + epochs, place)
 
     def instance_ids(self, first: int, last: int) -> np.ndarray:
-        """Ids of the instances `[first, last)` behind the start, int64."""
+        """Ids of the instances `[first, last)` behind the start, int64, (last - first,)."""
         pieces = [np.empty(0, np.int64)]
         while first < last:
             place = self.position(first)

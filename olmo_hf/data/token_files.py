@@ -204,7 +204,7 @@ class TokenReader:
             close(descriptor)
 
     def read(self, file: TokenFile, first_token: int, num_tokens: int) -> np.ndarray:
-        """Tokens `[first_token, first_token + num_tokens)` of a file, in the file's type.
+        """Tokens `[first_token, first_token + num_tokens)` of a file, (num_tokens,), in the file's type.
 
         Raises:
             DataError: The file cannot be read, or is not the one that was opened at the start.

@@ -89,7 +89,7 @@ class DownstreamEvaluator:
         self._own_batches(takes_branches(model))
 
     def evaluate(
-        self, model: nn.Module, *, device: torch.device, autocast: Callable[[], AbstractContextManager]
+        self, model: nn.Module, *, device: torch.device, autocast: Callable[[], AbstractContextManager[Any]]
     ) -> dict[str, float]:
         """`eval/downstream/{label}_{metric}`; `ce_loss` and `bpb` under `eval/downstream_{metric}/`."""
         sums = self.log_likelihoods(model, device=device, autocast=autocast)
@@ -102,7 +102,7 @@ class DownstreamEvaluator:
 
     @torch.no_grad()
     def log_likelihoods(
-        self, model: nn.Module, *, device: torch.device, autocast: Callable[[], AbstractContextManager]
+        self, model: nn.Module, *, device: torch.device, autocast: Callable[[], AbstractContextManager[Any]]
     ) -> np.ndarray:
         """Summed log-probability of every continuation, in nats, on every rank alike; float64.
 
@@ -197,7 +197,7 @@ def batch_log_probabilities(
     batch: Batch | None,
     *,
     device: torch.device,
-    autocast: Callable[[], AbstractContextManager],
+    autocast: Callable[[], AbstractContextManager[Any]],
 ) -> torch.Tensor:
     """(M,) log-probability of each scored token, in nats.
 

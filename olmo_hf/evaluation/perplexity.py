@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from olmo_hf import distributed
+from olmo_hf.training.metrics import perplexity
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class PerplexityEvaluator:
         self._bytes_per_token = bytes_per_token
 
     def evaluate(
-        self, model: nn.Module, *, device: torch.device, autocast: Callable[[], AbstractContextManager]
+        self, model: nn.Module, *, device: torch.device, autocast: Callable[[], AbstractContextManager[Any]]
     ) -> dict[str, float]:
         """`eval/{label}/CrossEntropyLoss`, `.../Perplexity` and, when asked for, `.../BitsPerByte`.
 
@@ -139,11 +140,3 @@ class PerplexityEvaluator:
 
 
 _NOTHING = (torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
-
-
-def perplexity(cross_entropy: float) -> float:
-    """exp of a cross-entropy in nats; infinity where a float cannot hold it."""
-    try:
-        return math.exp(cross_entropy)
-    except OverflowError:
-        return math.inf

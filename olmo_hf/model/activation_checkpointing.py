@@ -49,7 +49,7 @@ def apply_activation_checkpointing(model: OlmoHfForCausalLM, strategy: str) -> N
             layer.gradient_checkpointing = True
 
 
-def _recompute_small_parts(layer: OlmoHfDecoderLayer, run: Callable) -> None:
+def _recompute_small_parts(layer: OlmoHfDecoderLayer, run: Callable[..., Any]) -> None:
     if layer.norm_position == "post":
         norms = layer.post_attention_layernorm, layer.post_feedforward_layernorm
     else:
@@ -59,7 +59,7 @@ def _recompute_small_parts(layer: OlmoHfDecoderLayer, run: Callable) -> None:
         setattr(owner, method, _recomputed(getattr(owner, method), owner, run))
 
 
-def _recomputed(function: Callable, module: torch.nn.Module, run: Callable) -> Callable:
+def _recomputed(function: Callable[..., Any], module: torch.nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         if not (module.training and torch.is_grad_enabled()):

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import is_flash_attn_2_available
 
-from olmo_hf.errors import CheckpointError, ConfigError
+from olmo_hf.errors import CheckpointError, ConfigError, last_line
 from olmo_hf.model.activation_checkpointing import apply_activation_checkpointing
 from olmo_hf.model.args import ModelArgs
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
@@ -99,7 +99,7 @@ def build_config(
     try:
         config = OlmoHfConfig(**fields)
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError([*problems, f"model.config: {_last_line(error)}"]) from error
+        raise ConfigError([*problems, f"model.config: {last_line(error)}"]) from error
     if problems:
         raise ConfigError(problems)
     return config
@@ -129,7 +129,7 @@ def load_tokenizer(args: ModelArgs, *, model_max_length: int | None = None) -> P
     except Exception as error:  # the tokenizers library raises bare Exception for a bad file
         raise ConfigError(
             f"model.tokenizer: found {source!r}, expected a directory with tokenizer files, a tokenizer.json or a hub "
-            f"id that can be reached: {_last_line(error)}"
+            f"id that can be reached: {last_line(error)}"
         ) from error
 
 
@@ -202,7 +202,7 @@ def _load(init_from: str | None, config: OlmoHfConfig) -> OlmoHfForCausalLM:
     # An index file may hold anything.
     except (OSError, SafetensorError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"model.init_from: the weights in {init_from} cannot be read: {_last_line(error)}; choose a whole one"
+            f"model.init_from: the weights in {init_from} cannot be read: {last_line(error)}; choose a whole one"
         ) from error
     model, info = loaded
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
@@ -250,7 +250,7 @@ def _base_fields(args: ModelArgs) -> dict[str, Any]:
     except (OSError, ValueError, StrictDataclassError) as error:
         raise ConfigError(
             f"model.init_from: found {args.init_from!r}, expected a checkpoint directory or a hub id: "
-            f"{_last_line(error)}"
+            f"{last_line(error)}"
         ) from error
 
 
@@ -303,8 +303,3 @@ def _fit_tokenizer(fields: dict[str, Any], explicit: dict[str, Any], tokenizer: 
             )
         fields[name] = theirs
     return problems
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

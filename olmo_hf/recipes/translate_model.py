@@ -6,7 +6,7 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from olmo_hf.errors import ConversionError
+from olmo_hf.errors import ConversionError, last_line
 from olmo_hf.model.activation_checkpointing import STRATEGIES
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
 from olmo_hf.model.conversion.architecture import ORIGINAL_DEFAULTS, RUNTIME_FIELDS, config_from_original
@@ -80,7 +80,7 @@ def translate_model(ledger: Ledger, model: Mapping[str, Any]) -> OlmoHfConfig | 
         config, _ = config_from_original(known)
     except (ConversionError, StrictDataclassError, ValueError, TypeError) as error:
         for name in known:
-            ledger.refuse(f"model.{name}", f"the model as a whole cannot be expressed: {_last_line(error)}")
+            ledger.refuse(f"model.{name}", f"the model as a whole cannot be expressed: {last_line(error)}")
         return None
     _write(ledger, config)
     for name, value in known.items():
@@ -158,8 +158,3 @@ def _judge(ledger: Ledger, name: str, value: Any, config: OlmoHfConfig) -> None:
 
 def _has_preset(ledger: Ledger) -> bool:
     return "model.preset" in ledger.settings
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

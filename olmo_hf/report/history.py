@@ -58,7 +58,7 @@ class _Columns:
 
     def __init__(self) -> None:
         self.steps, self.tokens, self.times = array("q"), array("d"), array("d")
-        self.metrics: dict[str, tuple[array, array]] = {}  # row numbers, values
+        self.metrics: dict[str, tuple[array[Any], array[Any]]] = {}  # row numbers, values
         self._unwanted: set[str] = set()
 
     def add(self, row: dict[str, Any]) -> None:

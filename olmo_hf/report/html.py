@@ -20,7 +20,6 @@ _SCRIPTS = ("numbers.js", "chart.js", "page.js")
 _MAX_HAPPENINGS = 500
 _OF_MACHINE = (("device", ""), ("threads", " threads"))
 _ROUTINE = {"start", "checkpoint", "summary"}
-_NOT_TOLD = {"step", "tokens", "time", "event", "settings", "max_steps", "environment", "position"}
 
 
 def render_page(runs: Sequence[History], spikes: Mapping[str, list[dict[str, Any]]] | None = None) -> str:

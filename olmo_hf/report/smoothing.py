@@ -4,7 +4,7 @@ import numpy as np
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred mean over `window` values (made odd); non-finite values are left out.
+    """Centred mean over `window` of the values, (N,), made odd; non-finite values are left out.
 
     Centred, so that nothing seems to happen later than it did. At the start the window shrinks on both sides, or the
     steep beginning of a loss would be bent; at the end only what is missing is left out. Where a window holds no
@@ -23,7 +23,7 @@ def moving_average(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """The trend of a curve: a moving average over a fiftieth of it (at least 5 points), taken twice.
+    """The trend of a curve, (N,): a moving average over a fiftieth of it (at least 5 points), taken twice.
 
     Twice, so that a single spike becomes a small rounded bump and not a plateau with edges.
     """
@@ -32,7 +32,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 
 def keep_extremes(values: np.ndarray, max_points: int) -> np.ndarray:
-    """Positions of at most `max_points` values that draw the same picture: the least and greatest of each stretch.
+    """Positions of at most `max_points` of the values, (N,), that draw the same picture: the extremes of each stretch.
 
     The first and the last position stay, and so does the first non-finite value of a stretch: a NaN is never thinned
     away.

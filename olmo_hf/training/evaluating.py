@@ -23,7 +23,7 @@ class Evaluator(Protocol):
     """Name of the evaluator in the metrics, for example `eval/{label}/Perplexity`."""
 
     def evaluate(
-        self, model: nn.Module, *, device: torch.device, autocast: Callable[[], AbstractContextManager]
+        self, model: nn.Module, *, device: torch.device, autocast: Callable[[], AbstractContextManager[object]]
     ) -> dict[str, float]:
         """Metrics by their full names. `autocast()` opens the context in which the model runs in training."""
         ...
@@ -51,7 +51,7 @@ def training_left_untouched(model: nn.Module) -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda_states)
 
 
-def _nothing_compiled() -> AbstractContextManager:
+def _nothing_compiled() -> AbstractContextManager[object]:
     # Asking for it would import the compiler, which takes seconds.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
@@ -61,7 +61,7 @@ def run_evaluators(
     model: nn.Module,
     *,
     device: torch.device,
-    autocast: Callable[[], AbstractContextManager],
+    autocast: Callable[[], AbstractContextManager[object]],
 ) -> dict[str, float]:
     """Union of what the evaluators say of `model`, in their order. Training is left untouched.
 

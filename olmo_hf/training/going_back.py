@@ -91,7 +91,7 @@ class GoingBackTrainer(RestartingTrainer):
         wants = any(callback.wants_to_go_back() for callback in able)
         return bool(all_reduce_sum(torch.tensor([float(wants and is_main_process())])).item() > 0)
 
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         """Identical to `RestartingTrainer` except that the run goes back first, if that was decided."""
         if self._goal is not None:
             goal, self._goal = self._goal, None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from olmo_hf.distributed import all_reduce_sum
-from olmo_hf.training.loss import IGNORE_INDEX, LossTerms, count_labels
+from olmo_hf.training.loss import IGNORE_INDEX, count_labels
 
 UNITS = {
     "train/CrossEntropyLoss": "nats per token of the denominator, without the z term; mean over the logged steps",
@@ -83,10 +83,6 @@ class MetricSums:
             value = value.to(_sum_dtype(value.device))
             before = self._sums.get(name)
             self._sums[name] = value if before is None else before.to(value.device) + value
-
-    def add_loss(self, terms: LossTerms, denominator: torch.Tensor | float) -> None:
-        """Adds one forward pass: `ce` and `z`, divided by the tokens of the global batch, and `num_labels`."""
-        self.add(ce=terms.ce_sum / denominator, z=terms.z_sum / denominator, num_labels=terms.num_labels)
 
     def take(self) -> dict[str, float]:
         """Sums over all ranks, by one collective and one read; starts again from nothing.

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from olmo_hf.data.order import DataPosition, OrderedDataset, advance
 from olmo_hf.data.sampler import GlobalBatchSampler
-from olmo_hf.distributed import rank, world_size
+from olmo_hf.distributed import rank, run_on_all, world_size
 from olmo_hf.errors import CheckpointError, ConfigError
 from olmo_hf.training import checkpoints, commit
 from olmo_hf.training.flow import SaveSchedule, last_step, what_to_save
@@ -60,7 +60,7 @@ class RestartingTrainer(LearningTrainer):
 
     # ---- data ----
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """Identical to `Trainer` except that a data set with an order of its own is read in that order.
 
         Each rank reads its share of every global batch; nothing is skipped by reading it, and the loader's own
@@ -92,7 +92,7 @@ class RestartingTrainer(LearningTrainer):
             worker_init_fn=outlive_first_request,
         )
 
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         """Identical to `Trainer` except that instance ids are taken out and shown to the callbacks.
 
         Before every step it is also asked whether a save in the background has failed.
@@ -210,10 +210,19 @@ class RestartingTrainer(LearningTrainer):
             spare_messages(cast(PreTrainedModel, self.plain_model))
         if resume_from_checkpoint is None and self.args.save_at_start:
             self._save_checkpoint(self.plain_model, trial=None)
-            assert self.saver is not None, "train() makes the saver"
-            first = commit.checkpoint_path(self.run_dir, self.state.global_step)
-            checkpoints.read_back(first, self.plain_model, self.inner_optimizer, disk=self.saver.disk)
+            checkpoint = commit.checkpoint_path(self.run_dir, self.state.global_step)
+            self._verify_here(checkpoint)
+            checkpoints.restore_tensors(checkpoint, self.plain_model, self.inner_optimizer)
         return prepared
+
+    def _verify_here(self, checkpoint: Path) -> None:
+        """Verify a checkpoint, once on every file system; all ranks learn what is wrong."""
+        assert self.saver is not None, "train() makes the saver"
+        is_writer = self.saver.disk.is_writer
+        run_on_all(
+            lambda: commit.verify(checkpoint) if is_writer else None,
+            lambda messages: CheckpointError("; ".join(messages)),
+        )
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Identical to `LearningTrainer` except that a second warm-up goes on where an earlier launch began it."""

@@ -13,8 +13,9 @@ import torch
 from transformers import Olmo2Config, Olmo2ForCausalLM
 
 from olmo_hf.data.collator import DataCollator
-from olmo_hf.evaluation.perplexity import PerplexityEvaluator, batches_of_rank, cross_entropy_sums, perplexity
+from olmo_hf.evaluation.perplexity import PerplexityEvaluator, batches_of_rank, cross_entropy_sums
 from olmo_hf.training.evaluating import run_evaluators
+from olmo_hf.training.metrics import perplexity
 
 V, S = 128, 12
 CPU = torch.device("cpu")

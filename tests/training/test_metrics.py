@@ -17,12 +17,17 @@ def zero_head(seed=0):
     return torch.zeros(B, S, V), torch.randint(V, (B, S), generator=generator)
 
 
+def add_loss(sums, terms, denominator):
+    """One forward pass, as the trainer adds it: divided by the tokens of the global batch."""
+    sums.add(ce=terms.ce_sum / denominator, z=terms.z_sum / denominator, num_labels=terms.num_labels)
+
+
 def test_cross_entropy_and_perplexity_never_contain_z():
     logits, labels = zero_head()
     sums = MetricSums()
     for rows in range(0, B, 2):  # two micro-batches of one step
         terms = causal_lm_loss_sums(logits[rows : rows + 2], labels[rows : rows + 2], z_loss_weight=1.0)
-        sums.add_loss(terms, denominator=B * (S - 1))
+        add_loss(sums, terms, denominator=B * (S - 1))
     taken = sums.take()
     assert taken["ce"] == pytest.approx(4.852030, abs=1e-6)
     assert taken["z"] == pytest.approx(23.5422, abs=1e-4)
@@ -80,7 +85,7 @@ def unequal_ranks(rank):
     share = slice(2 * rank, 2 * rank + 2)
     terms = causal_lm_loss_sums(logits[share], labels[share], z_loss_weight=1.0)
     sums, sources = MetricSums(), SourceSums(["a", "b"])
-    sums.add_loss(terms, denominator=18)
+    add_loss(sums, terms, denominator=18)
     sources.add(terms.token_ce, labels[share], torch.tensor([rank, rank]))
     return {**sums.take(), **sources.take()}
 

@@ -20,7 +20,7 @@ from olmo_hf.model.conversion.mapped import load_torch_file_in_pieces
 class Record:
     """Stands in for a class of a pickle: keeps what the class would have been given, and does nothing."""
 
-    args: tuple = ()
+    args: tuple[Any, ...] = ()
     state: Any = None
 
     def __new__(cls, *args: Any) -> "Record":
@@ -60,7 +60,7 @@ class ShardedTensorRecord(torch.Tensor):
         self.pickled_state = state
 
 
-class SizeRecord(tuple):
+class SizeRecord(tuple[Any, ...]):
     """`torch.Size`; a plain tuple here."""
 
 

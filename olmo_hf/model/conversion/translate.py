@@ -1,6 +1,5 @@
 """Whole tables of tensors from the original's names to ours and back: weights and optimizer state."""
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -109,11 +108,6 @@ def cast(table: LazyTable, dtype: torch.dtype) -> LazyTable:
         return LazyTensor(tensor.shape, dtype, lambda: tensor.read().to(dtype))
 
     return {name: converted(tensor) if tensor.dtype.is_floating_point else tensor for name, tensor in table.items()}
-
-
-def largest_tensor_bytes(table: LazyTable) -> int:
-    """Bytes of the largest tensor."""
-    return max(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in table.values())
 
 
 def _split(entry: TensorEntry, tensor: LazyTensor) -> LazyTable:
