@@ -49,7 +49,7 @@ def main(words: Sequence[str]) -> int:
     eval_sizes = {"per_device_eval_batch_size": eval_batch, "max_position_embeddings": longest}
     evaluators = build_evaluators(run.evaluation, tokenizer=tokenizer, **eval_sizes, **vocabulary)
     flops = flops_per_token(model.config, length).total
-    with open_launch(run, dry_run=options.dry_run) as opened:
+    with open_launch(run, options) as opened:
         training, plan = plan_launch(run, opened, num_instances=train_data[0].num_instances)
         show_plan(run, model, plan, opened, with_memory=options.dry_run)
         if options.dry_run:

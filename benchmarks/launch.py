@@ -20,6 +20,7 @@ import numpy as np
 import yaml
 
 from olmo_hf.training import commit
+from olmo_hf.training.settling import describe_files
 from olmo_hf.training.state import RUN_STATE, load_run_state
 
 ROOT = Path(__file__).parents[1]
@@ -81,7 +82,7 @@ def move_to(checkpoint: Path, instances: int) -> None:
     fields = asdict(state) | {"position": {"epoch": 0, "instances": instances}}
     (checkpoint / RUN_STATE).write_text(json.dumps(fields))
     manifest = commit.read_manifest(checkpoint)
-    manifest.files.update(commit.describe_files(checkpoint, [RUN_STATE]))
+    manifest.files.update(describe_files(checkpoint, [RUN_STATE]))
     commit.write_manifest(checkpoint, manifest)
 
 

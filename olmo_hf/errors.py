@@ -26,6 +26,10 @@ class CheckpointError(OlmoHfError):
     """A checkpoint that cannot be written, is damaged, or does not fit the run."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """Files of a checkpoint are not as its manifest says. An older one may be whole."""
+
+
 class ConversionError(OlmoHfError):
     """A checkpoint or configuration of another program that cannot be expressed here."""
 

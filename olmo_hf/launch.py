@@ -1,6 +1,7 @@
 """What surrounds a launch: the command line, log output, and how failures are told to people."""
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -10,11 +11,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from transformers.utils import logging as transformers_logging
 
 from olmo_hf.args import RunArgs
 from olmo_hf.distributed import is_main_process, launched_sharding, start_processes, world_size
-from olmo_hf.errors import ConfigError, OlmoHfError
+from olmo_hf.errors import ConfigError, DamagedCheckpointError, OlmoHfError
 from olmo_hf.fault_watch import announce_fault, start_fault_watch, stop_fault_watch
 from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
 from olmo_hf.model.size import describe_model
@@ -27,8 +29,12 @@ from olmo_hf.training.optimizers import describe_optimizer
 from olmo_hf.training.run_directory import OpenedRun, open_run
 from olmo_hf.training.state import RunState
 
+logger = logging.getLogger(__name__)
+
 DEBUG_VARIABLE = "OLMO_HF_DEBUG"
 EXIT_CODE_FILE_VARIABLE = "OLMO_HF_EXIT_CODE_FILE"
+
+VERIFY_FIRST = "--verify_first"
 
 USER_ERROR = 2
 """Exit code for an error that a person can mend, and a restart cannot."""
@@ -41,6 +47,7 @@ class Options:
     config: Path
     dry_run: bool = False
     skip_data: bool = False
+    verify_first: bool = False
     overrides: list[str] = field(default_factory=list)
 
 
@@ -63,10 +70,15 @@ def read_command_line(words: Sequence[str]) -> Options:
         action="store_true",
         help="with --dry_run: print the plan without opening data, tokenizer or checkpoints that are elsewhere",
     )
+    parser.add_argument(
+        VERIFY_FIRST,
+        action="store_true",
+        help="compare all files of a checkpoint with its manifest before it is chosen, not while they are read",
+    )
     known, overrides = parser.parse_known_args(list(words))
     if known.skip_data and not known.dry_run:
         raise ConfigError("--skip_data: only a --dry_run can do without its data; give both, or leave it out")
-    return Options(known.config, known.dry_run, known.skip_data, overrides)
+    return Options(known.config, known.dry_run, known.skip_data, known.verify_first, overrides)
 
 
 def run_directory(run: RunArgs) -> Path:
@@ -104,7 +116,7 @@ def run_and_report(main: Callable[[Sequence[str]], int], words: Sequence[str]) -
     quiet_logs()
     forget_last_exit_code()
     try:
-        code = main(words)
+        code = _main_on_whole_checkpoint(main, words)
         return for_launcher(code, told=code if own_rank() == 0 else 0)
     except OlmoHfError as error:
         announce_fault(str(error), USER_ERROR)
@@ -126,6 +138,24 @@ def run_and_report(main: Callable[[Sequence[str]], int], words: Sequence[str]) -
         raise
     finally:
         stop_fault_watch()
+
+
+def _main_on_whole_checkpoint(main: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
+    """Run `main`; when the checkpoint it takes up proves to be damaged, again from one that is whole.
+
+    Nothing was trained by then. Damage is rare, and a second start cheaper than reading every checkpoint twice.
+    """
+    try:
+        return main(words)
+    except DamagedCheckpointError as error:
+        if VERIFY_FIRST in words:
+            raise
+        logger.warning("starting once more, from a checkpoint that is whole: %s", error)
+    stop_fault_watch()
+    gc.collect()  # the model and the optimizer that were to be filled
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return main([*words, VERIFY_FIRST])
 
 
 def forget_last_exit_code() -> None:
@@ -174,11 +204,16 @@ def _without_traceback(error: OlmoHfError) -> str:
     return text.rpartition(begin)[2].strip() if text.startswith("Caught ") and begin in text else text
 
 
-def open_launch(run: RunArgs, *, dry_run: bool) -> AbstractContextManager[OpenedRun]:
+def open_launch(run: RunArgs, options: Options) -> AbstractContextManager[OpenedRun]:
     """The run directory of this launch, locked, and what to continue from; a dry run only looks."""
     training = run.training
     return open_run(
-        run_directory(run), resume=training.resume, name=run.name, dry_run=dry_run, upload_to=training.upload_to
+        run_directory(run),
+        resume=training.resume,
+        name=run.name,
+        dry_run=options.dry_run,
+        upload_to=training.upload_to,
+        verify_first=options.verify_first,
     )
 
 

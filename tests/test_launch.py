@@ -11,9 +11,11 @@ from olmo_hf.launch import Options, read_command_line, run_and_report, run_direc
 
 def test_the_configuration_the_switches_and_the_rest():
     words = ["run.yaml", "--training.seed=3", "--dry_run", "--skip_data", "--no-evaluation.on_load"]
-    expected = Options(Path("run.yaml"), True, True, ["--training.seed=3", "--no-evaluation.on_load"])
+    expected = Options(
+        Path("run.yaml"), dry_run=True, skip_data=True, overrides=["--training.seed=3", "--no-evaluation.on_load"]
+    )
     assert read_command_line(words) == expected
-    assert read_command_line(["run.yaml", "--dry-run"]) == Options(Path("run.yaml"), True, False, [])
+    assert read_command_line(["run.yaml", "--dry-run"]) == Options(Path("run.yaml"), dry_run=True)
 
 
 def test_only_a_dry_run_can_skip_its_data():

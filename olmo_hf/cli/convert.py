@@ -105,6 +105,7 @@ def _make_resumable(source: Path, wanted: "Checkpoint", directory: Path) -> list
 
     from olmo_hf.data.order import DataPosition
     from olmo_hf.training import commit
+    from olmo_hf.training.settling import describe_files
     from olmo_hf.training.state import RUN_STATE, RunState, load_run_state, save_run_state
 
     if (source / RUN_STATE).is_file():
@@ -131,7 +132,7 @@ def _make_resumable(source: Path, wanted: "Checkpoint", directory: Path) -> list
         step=state.step,
         tokens=state.tokens,
         world_size=state.world_size,
-        files=commit.describe_files(directory, sorted(names)),
+        files=describe_files(directory, sorted(names)),
         versions={package: version(package) for package in ("torch", "transformers", "accelerate")},
     )
     commit.write_manifest(directory, manifest)

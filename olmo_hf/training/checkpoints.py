@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from torch import nn
 from olmo_hf.distributed import all_agree, broadcast_object, gather_objects, is_main_process, rank, run_on_all
 from olmo_hf.errors import CheckpointError
 from olmo_hf.training import commit, restoring, rotation, tensors
+from olmo_hf.training.checked_files import CheckedFiles
 from olmo_hf.training.disk import Disk
-from olmo_hf.training.readers import open_reader
+from olmo_hf.training.settling import SettlingFiles
 from olmo_hf.training.snapshot import Contents, to_text
 from olmo_hf.training.state import load_rng_state, rng_file
 
@@ -58,8 +60,9 @@ def write_checkpoint(run_dir: Path, contents: Contents, *, disk: Disk, group: Gr
     try:
         _open_staging(run_dir, staging, contents, disk=disk, group=group, on_all=on_all)
         reached("open", step)
-        own_files = _write(staging, contents, disk=disk, group=group, on_all=on_all)
-        parts = gather_objects(on_all(lambda: commit.describe_files(staging, own_files)), group)
+        with SettlingFiles(staging) as files:
+            own_files = _write(files, staging, contents, disk=disk, group=group, on_all=on_all)
+            parts = gather_objects(on_all(lambda: files.describe(own_files)), group)
         manifest = commit.Manifest(
             kind=contents.kind,
             optimizer=contents.has_optimizer,
@@ -105,7 +108,9 @@ def _open_staging(
     on_all(action)
 
 
-def _write(staging: Path, contents: Contents, *, disk: Disk, group: Group, on_all: OnAll) -> list[str]:
+def _write(
+    files: SettlingFiles, staging: Path, contents: Contents, *, disk: Disk, group: Group, on_all: OnAll
+) -> list[str]:
     """Write this rank's part; returns the names of the files this rank answers for.
 
     Between two collectives nothing may fail on one rank alone: the others would wait for it.
@@ -114,12 +119,11 @@ def _write(staging: Path, contents: Contents, *, disk: Disk, group: Group, on_al
         table, directory = contents.sharded, staging / tensors.SHARDED_DIR
         on_all(lambda: tensors.write_sharded(directory, table, group))
         _spread_index(directory / ".metadata", disk=disk, group=group, on_all=on_all)
-    on_all(lambda: _write_model(staging, contents))
+        files.begin(*directory.glob(f"__{rank()}_*.distcp"))
+    on_all(lambda: _write_model(files, staging, contents))
     reached("model", contents.step)
-    on_all(lambda: _write_rest(staging, contents))
+    on_all(lambda: _write_rest(files, staging, contents))
     reached("state", contents.step)
-    for path in staging.glob("*.safetensors"):
-        path.chmod((staging / rng_file(rank())).stat().st_mode)  # safetensors makes them readable for the owner only
     own = [rng_file(rank())]
     own += [str(path.relative_to(staging)) for path in staging.glob(f"{tensors.SHARDED_DIR}/__{rank()}_*.distcp")]
     if disk.is_writer:
@@ -128,20 +132,28 @@ def _write(staging: Path, contents: Contents, *, disk: Disk, group: Group, on_al
     return sorted(own)
 
 
-def _write_model(staging: Path, contents: Contents) -> None:
+def _write_model(files: SettlingFiles, staging: Path, contents: Contents) -> None:
     if contents.shell is None:
         return
     contents.shell.save_pretrained(staging, state_dict=dict(contents.model))
+    _begin_whole(files, staging, "model*.safetensors")
     if contents.tokenizer is not None:
         contents.tokenizer.save_pretrained(staging)
 
 
-def _write_rest(staging: Path, contents: Contents) -> None:
+def _write_rest(files: SettlingFiles, staging: Path, contents: Contents) -> None:
     if contents.optimizer is not None:
         tensors.write_whole(staging / tensors.OPTIMIZER_FILE, contents.optimizer)
+        _begin_whole(files, staging, tensors.OPTIMIZER_FILE)
     reached("optimizer", contents.step)
     for name, value in contents.files.items():
         (staging / name).write_text(to_text(value), encoding="utf-8")
+
+
+def _begin_whole(files: SettlingFiles, staging: Path, pattern: str) -> None:
+    for path in sorted(staging.glob(pattern)):
+        path.chmod(staging.stat().st_mode & 0o666)  # safetensors makes them readable for the owner only
+        files.begin(path)
 
 
 def _spread_index(index: Path, *, disk: Disk, group: Group, on_all: OnAll) -> None:
@@ -154,27 +166,32 @@ def _spread_index(index: Path, *, disk: Disk, group: Group, on_all: OnAll) -> No
 def restore_tensors(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> tensors.Table:
     """Fill the model, and the optimizer unless None, from a checkpoint. All ranks call.
 
+    Every file that is read is compared with the manifest on the way; parameters have no meaning when this fails.
+
     Returns:
         The `extra` tensors of the snapshot.
 
     Raises:
+        DamagedCheckpointError: on all ranks, when a file is damaged.
         CheckpointError: on all ranks, when names, shapes or types do not fit or weights are not numbers.
     """
 
-    def action() -> tensors.Table:
-        model_reader, optimizer_reader = open_reader(checkpoint)
-        restoring.restore_model(model_reader, model, source=checkpoint)
-        if optimizer is None:
-            return {}
-        if optimizer_reader is None:
-            raise CheckpointError(
-                f"{checkpoint}: holds no optimizer state; set training.reset_optimizer to start it afresh"
-            )
-        _require_same_rule(checkpoint, optimizer)
-        restoring.restore_optimizer(optimizer_reader, model, optimizer, source=checkpoint)
-        return restoring.read_extra(optimizer_reader)
+    def on_all(action: Callable[[], Any]) -> Any:
+        return run_on_all(action, lambda messages: CheckpointError("; ".join(messages)))
 
-    return run_on_all(action, lambda messages: CheckpointError("; ".join(messages)))
+    files = on_all(lambda: CheckedFiles(checkpoint))
+    if optimizer is not None:
+        on_all(lambda: _require_same_rule(checkpoint, optimizer))
+    try:
+        targets = on_all(lambda: restoring.prepare(checkpoint, model, optimizer))
+        for reader, table in targets.sources:
+            on_all(partial(reader.fill, table, files))
+        files.check_the_rest()
+        on_all(lambda: restoring.finish(targets, optimizer))
+    except CheckpointError:
+        files.explain()
+        raise
+    return targets.extra
 
 
 def _require_same_rule(checkpoint: Path, optimizer: torch.optim.Optimizer) -> None:

@@ -22,17 +22,18 @@ from typing import Any, Literal
 import xxhash
 
 from olmo_hf.errors import CheckpointError
+from olmo_hf.training.settling import checksum, sync_file
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
 STAGING_PREFIX, REPLACED_PREFIX, TRASH_PREFIX = ".staging-", ".replaced-", ".trash-"
+TENSOR_FILES = (".safetensors", ".distcp")
+"""Endings of the large files."""
+
 READERS = 8
 """Threads that read a checkpoint to verify it."""
-
-BLOCK_BYTES = 1 << 20
-"""Read at once for a checksum: what fits into the processor's own memory is not fetched twice."""
 
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 
@@ -73,39 +74,6 @@ def checkpoint_path(run_dir: Path, step: int) -> Path:
 def staging_path(run_dir: Path, step: int) -> Path:
     """Hidden directory in which the checkpoint of `step` is written."""
     return run_dir / f"{STAGING_PREFIX}checkpoint-{step}"
-
-
-def sync_file(path: Path) -> None:
-    """Force a file's or directory's content to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def checksum(path: Path) -> str:
-    """XXH3 (128 bit) of a file, in hexadecimal."""
-    digest, memory = xxhash.xxh3_128(), memoryview(bytearray(BLOCK_BYTES))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(memory):
-            digest.update(memory[:count])
-    return digest.hexdigest()
-
-
-def describe_files(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Sync the named files of `directory` and return their sizes and checksums.
-
-    Checksums are worked out while the disk writes: both read what lies in memory still.
-    """
-    with ThreadPoolExecutor(max_workers=1) as writer:
-        synced = [writer.submit(sync_file, directory / name) for name in names]
-        described = {
-            name: {"size": (directory / name).stat().st_size, "xxh3_128": checksum(directory / name)} for name in names
-        }
-        for done in synced:
-            done.result()
-    return described
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -158,20 +126,35 @@ def remove_tree(path: Path) -> bool:
 
     A directory that cannot be removed is named in a warning; training goes on and the next rotation tries again.
     """
+    trash = put_aside(path)
+    return delete(trash) if trash is not None else not path.exists()
+
+
+def put_aside(path: Path) -> Path | None:
+    """Rename a directory to what the next start deletes, and return that; None: it is gone, or cannot be renamed."""
     if not path.exists():
-        return True
+        return None
     trash = path.parent / f"{TRASH_PREFIX}{path.name.lstrip('.')}"
     try:
         if path.is_symlink():  # what it points to was put elsewhere by somebody, and is theirs
             path.unlink()
-            return True
+            return None
         if path != trash:
             if trash.exists():
                 shutil.rmtree(trash)
             os.replace(path, trash)
-        shutil.rmtree(trash)
     except OSError as error:
         logger.warning("cannot remove %s: %s", path, error)
+        return None
+    return trash
+
+
+def delete(trash: Path) -> bool:
+    """Delete what was put aside; returns whether it is gone."""
+    try:
+        shutil.rmtree(trash)
+    except OSError as error:
+        logger.warning("cannot remove %s: %s", trash, error)
         return False
     return True
 
@@ -215,29 +198,42 @@ def parse_manifest(text: str, checkpoint: str) -> Manifest:
     return manifest
 
 
-def verify(checkpoint: Path) -> Manifest:
+def verify(checkpoint: Path, *, tensors: bool = True) -> Manifest:
     """Check every file of a checkpoint against its manifest.
+
+    Args:
+        checkpoint: the directory.
+        tensors: False leaves the checksums of the large files to whoever reads them next (`CheckedFiles`).
 
     Raises:
         CheckpointError: a file is missing, cut short or changed; the message names it.
     """
     manifest = read_manifest(checkpoint)
-    with ThreadPoolExecutor(max_workers=READERS) as readers:
-        for problem in readers.map(lambda item: _problem_of(checkpoint, *item), manifest.files.items()):
-            if problem:
-                raise CheckpointError(f"{checkpoint}: {problem}")
+    if problem := next(problems_of(checkpoint, manifest.files, tensors=tensors), None):
+        raise CheckpointError(f"{checkpoint}: {problem}")
     return manifest
 
 
-def _problem_of(checkpoint: Path, name: str, entry: dict[str, Any]) -> str:
-    path = checkpoint / name
-    if not path.is_file():
-        return f"{name} is missing"
-    if path.stat().st_size != entry["size"]:
-        return f"{name} has {path.stat().st_size} bytes instead of {entry['size']}"
-    if checksum(path) != entry["xxh3_128"]:
-        return f"{name} is damaged (checksum differs from {MANIFEST})"
-    return ""
+def problems_of(checkpoint: Path, files: dict[str, dict[str, Any]], *, tensors: bool = True) -> Iterator[str]:
+    """What is wrong with the files, one sentence each, in their order; `tensors` as in `verify`."""
+
+    def look(name: str) -> str:
+        path, entry = checkpoint / name, files[name]
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != entry["size"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {entry['size']}"
+        if (tensors or not name.endswith(TENSOR_FILES)) and checksum(path) != entry["xxh3_128"]:
+            return damage_of(name)
+        return ""
+
+    with ThreadPoolExecutor(max_workers=READERS) as readers:
+        yield from filter(None, readers.map(look, files))
+
+
+def damage_of(name: str) -> str:
+    """What is said of a file with another checksum than the manifest's."""
+    return f"{name} is damaged (checksum differs from {MANIFEST})"
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
@@ -251,19 +247,22 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def newest_whole(run_dir: Path, *, up_to_step: int | None = None) -> tuple[Path | None, list[str]]:
+def newest_whole(
+    run_dir: Path, *, up_to_step: int | None = None, tensors: bool = True
+) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that a run can go on from, and why newer ones were passed over.
 
     Args:
         run_dir: the run directory.
         up_to_step: only checkpoints of this step or earlier.
+        tensors: as in `verify`.
     """
     passed_over = []
     for path in list_checkpoints(run_dir):
         if up_to_step is not None and step_of(path) > up_to_step:
             continue
         try:
-            manifest = verify(path)
+            manifest = verify(path, tensors=tensors)
         except CheckpointError as error:
             passed_over.append(str(error))
             continue

@@ -1,24 +1,29 @@
 """Reading the tensors of a checkpoint straight to where they belong, whole or in shards."""
 
+import dataclasses
+import io
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+import xxhash
 from safetensors import safe_open
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from olmo_hf.errors import CheckpointError
 from olmo_hf.model.conversion.safe_load import check_index
-from olmo_hf.training.tensors import OPTIMIZER_FILE, SHARDED_DIR, Table
+from olmo_hf.training.checked_files import CheckedFiles
+from olmo_hf.training.settling import BLOCK_BYTES
+from olmo_hf.training.tensors import OPTIMIZER_FILE, SHARDED_DIR, Table, failures_of_torch
 
 READERS = min(4, len(os.sched_getaffinity(0)))
-"""Threads that read a file of whole tensors; more than there are cores only hinder each other."""
+"""Threads that read files of whole tensors, one each; more than there are cores only hinder each other."""
 
 Layout = dict[str, tuple[torch.Size, torch.dtype]]
 """Shape (of the whole tensor) and type, by name."""
@@ -37,12 +42,16 @@ SAFETENSORS_DTYPES = {
 
 
 class WholeReader:
-    """Tensors of safetensors files, one at a time."""
+    """Tensors of safetensors files.
 
-    def __init__(self, paths: Iterable[Path], prefix: str = ""):
+    Args:
+        files: each with what stands before its own names here.
+    """
+
+    def __init__(self, files: Mapping[Path, str]):
         self.where: dict[str, Path] = {}
-        self.prefix = prefix
-        for path in paths:
+        self._prefixes = dict(files)
+        for path, prefix in files.items():
             with safe_open(path, framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118  (safe_open is not a mapping)
                     self.where[prefix + key] = path
@@ -51,63 +60,75 @@ class WholeReader:
         """Names of all tensors."""
         return list(self.where)
 
-    def fill(self, targets: Table) -> None:
+    def fill(self, targets: Table, files: CheckedFiles) -> None:
         """Copy into the targets, in place; a sharded target takes its part."""
         by_file: dict[Path, Table] = {}
         for name, target in targets.items():
-            by_file.setdefault(self.where[name], {})[name.removeprefix(self.prefix)] = target
-        for path, table in by_file.items():
-            left = read_directly(path, table)
-            with safe_open(path, framework="pt") as file:
-                for key, target in left.items():
-                    _copy_into(target, file, key)
+            path = self.where[name]
+            by_file.setdefault(path, {})[name.removeprefix(self._prefixes[path])] = target
+        with ThreadPoolExecutor(READERS) as readers:
+            for done in [readers.submit(read_file, path, table, files) for path, table in by_file.items()]:
+                done.result()
 
     def layout(self) -> Layout:
         """Shape and type of every tensor."""
         found = {}
-        for path in sorted(set(self.where.values())):
+        for path, prefix in self._prefixes.items():
             with safe_open(path, framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118
                     part = file.get_slice(key)
-                    found[self.prefix + key] = (torch.Size(part.get_shape()), SAFETENSORS_DTYPES[part.get_dtype()])
+                    found[prefix + key] = (torch.Size(part.get_shape()), SAFETENSORS_DTYPES[part.get_dtype()])
         return found
 
 
-def read_directly(path: Path, table: Table) -> Table:
-    """Read from a safetensors file straight into the memory of tensors; returns those for which that is not possible.
+def read_file(path: Path, table: Table, files: CheckedFiles) -> None:
+    """Read tensors of a safetensors file; where that is all of it, from end to end and without memory of its own.
 
-    It is for whole tensors on the CPU of the type that is stored, and needs no memory of its own.
+    Args:
+        path: the file.
+        table: where its tensors go, by their names in the file.
+        files: is told what was read.
 
     Raises:
-        CheckpointError: the file ends too early.
+        CheckpointError: the file ends too early, or its content is not what it was.
     """
     with open(path, "rb", buffering=0) as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))
+        start = file.read(8)
+        start += file.read(int.from_bytes(start, "little"))
+        header: dict[str, Any] = json.loads(start[8:])
+        header.pop("__metadata__", None)
+        if header.keys() <= table.keys() and all(_is_streamed(table[key]) for key in header):
+            digest = xxhash.xxh3_128(start)
+            for key in sorted(header, key=lambda key: header[key]["data_offsets"]):
+                _read_next(file, table[key], digest, f"{path}: ends inside {key}")
+            files.read_whole(path, digest.hexdigest())
+            return
+    files.read_in_part(path)
+    with safe_open(path, framework="pt") as opened:
+        for key, target in table.items():
+            _copy_into(target, opened, key)
 
-        def read(key: str) -> None:
-            begin, end = header[key]["data_offsets"]
-            memory = table[key].detach().reshape(-1).view(torch.uint8).numpy().data
-            done = 0
-            while done < end - begin:
-                count = os.preadv(file.fileno(), [memory[done:]], 8 + header_bytes + begin + done)
-                if count == 0:
-                    raise CheckpointError(f"{path}: ends inside {key}")
-                done += count
 
-        def is_direct(key: str, target: torch.Tensor) -> bool:
-            plain = not isinstance(target, DTensor) and target.device.type == "cpu" and target.is_contiguous()
-            stored = header[key]
-            return plain and (target.shape, target.dtype) == (
-                torch.Size(stored["shape"]),
-                SAFETENSORS_DTYPES.get(stored["dtype"]),
-            )
+def _is_streamed(target: torch.Tensor) -> bool:
+    """Whether bytes of a file can be put one after another into a tensor."""
+    return not isinstance(target, DTensor) and target.is_contiguous()
 
-        direct = {key for key, target in table.items() if target.numel() and is_direct(key, target)}
-        with ThreadPoolExecutor(READERS) as readers:
-            for done in [readers.submit(read, key) for key in direct]:
-                done.result()
-    return {key: target for key, target in table.items() if key not in direct}
+
+def _read_next(file: io.FileIO, target: torch.Tensor, digest: Any, ends: str) -> None:
+    """Read the file's next tensor in pieces that the processor's own memory still holds when they are summed up."""
+    flat = target.detach().reshape(-1).view(torch.uint8)
+    on_cpu = flat.device.type == "cpu"
+    buffer = flat if on_cpu else torch.empty(min(BLOCK_BYTES, flat.numel()), dtype=torch.uint8)
+    memory, done = buffer.numpy().data, 0
+    while done < flat.numel():
+        piece = memory[done : done + BLOCK_BYTES] if on_cpu else memory[: flat.numel() - done]
+        count = file.readinto(piece)
+        if not count:
+            raise CheckpointError(ends)
+        digest.update(piece[:count])
+        if not on_cpu:
+            flat[done : done + count].copy_(buffer[:count])
+        done += count
 
 
 class ShardedReader:
@@ -132,13 +153,50 @@ class ShardedReader:
         """Shape (of the whole tensor) and type of every tensor."""
         return {name: (entry.size, entry.properties.dtype) for name, entry in self.metadata.items()}
 
-    def fill(self, targets: Table) -> None:
+    def fill(self, targets: Table, files: CheckedFiles) -> None:
         """Load into the targets, in place; each rank reads only its part."""
-        dcp.load(
-            {name: t.detach() for name, t in targets.items()},
-            checkpoint_id=self.directory,
-            no_dist=not torch.distributed.is_initialized(),
-        )
+        with failures_of_torch():
+            dcp.load(
+                {name: t.detach() for name, t in targets.items()},
+                storage_reader=StreamingReader(self.directory, files),
+                no_dist=not torch.distributed.is_initialized(),
+            )
+
+
+class StreamingReader(dcp.FileSystemReader):
+    """Identical to torch's, except that files are read from front to back, and summed up on the way."""
+
+    def __init__(self, directory: Path, files: CheckedFiles):
+        super().__init__(directory)
+        self._files = files
+        self._read: dict[str, tuple[Any, int]] = {}
+        """By file: the sum of its bytes up to where it was read without a gap, and where that is."""
+
+    def read_data(self, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> Any:
+        """Identical to torch's except for the order."""
+
+        def place(item: Any) -> tuple[str, int]:
+            info = self.storage_data[item.storage_index]
+            return info.relative_path, info.offset
+
+        self._read = {}
+        done = super().read_data(dataclasses.replace(plan, items=sorted(plan.items, key=place)), planner)
+        for name, (digest, end) in self._read.items():
+            path = Path(self.path) / name
+            if end == path.stat().st_size:
+                self._files.read_whole(path, digest.hexdigest())
+            else:
+                self._files.read_in_part(path)
+        return done
+
+    def _slice_file(self, file: Any, sinfo: Any) -> io.BytesIO:
+        file.seek(sinfo.offset)
+        part = file.read(sinfo.length)
+        digest, end = self._read.setdefault(sinfo.relative_path, (xxhash.xxh3_128(), 0))
+        if sinfo.offset == end:
+            digest.update(part)
+            self._read[sinfo.relative_path] = digest, end + len(part)
+        return io.BytesIO(part)
 
 
 def _copy_into(target: torch.Tensor, file: Any, key: str) -> None:
@@ -162,14 +220,18 @@ Reader = WholeReader | ShardedReader
 def open_reader(checkpoint: Path) -> tuple[Reader, Reader | None]:
     """Readers for the model's tensors (names start with `model.`) and for the optimizer's, if it was saved.
 
-    An unsharded checkpoint of a sharded run has its model whole and its optimizer in shards.
+    They are one where all tensors lie in files of one kind. An unsharded checkpoint of a sharded run has its model
+    whole and its optimizer in shards.
     """
-    sharded = ShardedReader(checkpoint / SHARDED_DIR) if (checkpoint / SHARDED_DIR).is_dir() else None
-    paths = sorted(checkpoint.glob("model*.safetensors"))
-    if sharded is not None:
-        return (WholeReader(paths, prefix="model.") if paths else sharded), sharded
-    if not paths:
+    # a file's own names begin with the name of the base model ("model."), so the table's prefix comes on top
+    models = dict.fromkeys(sorted(checkpoint.glob("model*.safetensors")), "model.")
+    if (checkpoint / SHARDED_DIR).is_dir():
+        sharded = ShardedReader(checkpoint / SHARDED_DIR)
+        return (WholeReader(models) if models else sharded), sharded
+    if not models:
         raise CheckpointError(f"{checkpoint}: holds no weights (model*.safetensors or {SHARDED_DIR}/)")
-    # the file's own keys begin with the name of the base model ("model."), so the table's prefix comes on top
     optimizer = checkpoint / OPTIMIZER_FILE
-    return WholeReader(paths, prefix="model."), WholeReader([optimizer]) if optimizer.is_file() else None
+    if not optimizer.is_file():
+        return WholeReader(models), None
+    both = WholeReader(models | {optimizer: ""})
+    return both, both

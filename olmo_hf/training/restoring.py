@@ -1,6 +1,7 @@
 """Giving a model and an optimizer back what a checkpoint holds, and proving that nothing is there by accident."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,76 @@ from torch.distributed.tensor import DTensor
 
 from olmo_hf.errors import CheckpointError
 from olmo_hf.training.parameter_groups import parameter_name
-from olmo_hf.training.readers import Reader
+from olmo_hf.training.readers import Reader, open_reader
 from olmo_hf.training.tensors import NUMBER, Table, model_table
 
 OF_THE_PARAMETERS_SHAPE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 """Keys of an optimizer's state under which there is a number for every element of the parameter."""
 
 
-def restore_model(reader: Reader, model: nn.Module, *, source: Path) -> None:
-    """Fill every parameter from the checkpoint, and prove that none was missed.
+@dataclass(kw_only=True)
+class Targets:
+    """Where the tensors of a checkpoint go."""
 
-    Parameters are set to NaN first; none may be NaN afterwards.
+    source: Path
+    model: Table
+    optimizer: Table = field(default_factory=dict)
+    extra: Table = field(default_factory=dict)
+    """Tensors saved as `extra` (all whole), by name."""
+
+    sources: list[tuple[Reader, Table]] = field(default_factory=list)
+    """Who reads what; on all ranks the same readers in the same order."""
+
+    state: dict[torch.Tensor, dict[str, Any]] = field(default_factory=dict)
+    """What the optimizer will hold, by parameter."""
+
+
+def prepare(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Targets:
+    """Compare what a checkpoint holds with what a run needs, and lay out where it goes; nothing is read yet.
+
+    Parameters are set to NaN; the optimizer, unless None, keeps its state until `finish`.
 
     Raises:
-        CheckpointError: names missing on either side, other shapes, or NaN weights.
+        CheckpointError: names missing on either side, or other shapes or types.
     """
+    model_reader, optimizer_reader = open_reader(checkpoint)
+    targets = Targets(source=checkpoint, model=_model_targets(model_reader, model, source=checkpoint))
+    read = {id(model_reader): (model_reader, dict(targets.model))}
+    if optimizer is not None:
+        if optimizer_reader is None:
+            raise CheckpointError(
+                f"{checkpoint}: holds no optimizer state; set training.reset_optimizer to start it afresh"
+            )
+        targets.optimizer, targets.state = _optimizer_targets(optimizer_reader, model, optimizer, source=checkpoint)
+        targets.extra = _extra_targets(optimizer_reader)
+        more = targets.optimizer | {f"extra.{name}": tensor for name, tensor in targets.extra.items()}
+        read.setdefault(id(optimizer_reader), (optimizer_reader, {}))[1].update(more)
+    targets.sources = list(read.values())
+    return targets
+
+
+def finish(targets: Targets, optimizer: torch.optim.Optimizer | None) -> None:
+    """Prove that everything was read, and give the optimizer, unless None, its state; hyperparameters stay.
+
+    Raises:
+        CheckpointError: something is not a number.
+    """
+    source = targets.source
+    if bad := [name for name, parameter in targets.model.items() if _has_nan(parameter)]:
+        raise CheckpointError(f"{source}: weights that are not numbers after loading: {', '.join(bad[:5])}")
+    if bad := [name for name, target in targets.optimizer.items() if _ends(target).isnan().any()]:
+        raise CheckpointError(f"{source}: optimizer state that is no number after loading: {', '.join(bad[:5])}")
+    if optimizer is None or not targets.state:  # saved before the first step
+        return
+    for values in targets.state.values():
+        numbers = {key: value.item() for key, value in values.items() if value.dtype == NUMBER}
+        # Some optimizers refuse a counter that is a float; none minds an int.
+        values.update({key: int(number) if number.is_integer() else number for key, number in numbers.items()})
+    optimizer.state.clear()
+    optimizer.state.update(targets.state)
+
+
+def _model_targets(reader: Reader, model: nn.Module, *, source: Path) -> Table:
     table = {f"model.{name}": parameter for name, parameter in model_table(model).items()}
     stored = {name for name in reader.names() if name.startswith("model.")}
     _compare_names(set(table), stored, source)
@@ -39,10 +95,7 @@ def restore_model(reader: Reader, model: nn.Module, *, source: Path) -> None:
     with torch.no_grad():
         for parameter in table.values():
             parameter.fill_(float("nan"))
-    reader.fill(table)
-    bad = [name for name, parameter in table.items() if _has_nan(parameter)]
-    if bad:
-        raise CheckpointError(f"{source}: weights that are not numbers after loading: {', '.join(bad[:5])}")
+    return table
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:
@@ -58,18 +111,16 @@ def _compare_names(here: set[str], there: set[str], source: Path) -> None:
         raise CheckpointError(f"{source}: {len(unknown)} tensors belong to no parameter: {', '.join(unknown[:5])}")
 
 
-def restore_optimizer(reader: Reader, model: nn.Module, optimizer: torch.optim.Optimizer, *, source: Path) -> None:
-    """Give every parameter of the optimizer its state back; hyperparameters stay those of this launch.
+def _optimizer_targets(
+    reader: Reader, model: nn.Module, optimizer: torch.optim.Optimizer, *, source: Path
+) -> tuple[Table, dict[torch.Tensor, dict[str, Any]]]:
+    """Memory for the optimizer's tensors, by their names, and the same by parameter.
 
-    Moments get a NaN at either end first; a tensor that still has it was not read.
-
-    Raises:
-        CheckpointError: state of unknown parameters, parameters without any or with less than others of their kind,
-            other shapes, or what is no number.
+    Moments have a NaN at either end; a tensor that still has it in the end was not read.
     """
     stored = [name for name in reader.names() if name.startswith("optimizer.")]
     if not stored:
-        return  # saved before the first step
+        return {}, {}  # saved before the first step
     layout, targets = reader.layout(), {}
     state: dict[torch.Tensor, dict[str, Any]] = {}
     keys = {name: list(_state_keys(stored, name)) for name, _, _ in _named_parameters_of(model, optimizer)}
@@ -89,15 +140,7 @@ def restore_optimizer(reader: Reader, model: nn.Module, optimizer: torch.optim.O
             state[parameter][key] = targets[full_name]
     if unknown := sorted(set(stored) - set(targets)):
         raise CheckpointError(f"{source}: optimizer state of unknown parameters: {', '.join(unknown[:5])}")
-    reader.fill(targets)
-    if bad := [name for name, target in targets.items() if _ends(target).isnan().any()]:
-        raise CheckpointError(f"{source}: optimizer state that is no number after loading: {', '.join(bad[:5])}")
-    for values in state.values():
-        numbers = {key: value.item() for key, value in values.items() if value.dtype == NUMBER}
-        # Some optimizers refuse a counter that is a float; none minds an int.
-        values.update({key: int(number) if number.is_integer() else number for key, number in numbers.items()})
-    optimizer.state.clear()
-    optimizer.state.update(state)
+    return targets, state
 
 
 def _require_complete_state(
@@ -152,11 +195,9 @@ def _ends(tensor: torch.Tensor) -> torch.Tensor:
     return flat[:: flat.numel() - 1] if flat.is_floating_point() and flat.numel() > 1 else flat[:0]
 
 
-def read_extra(reader: Reader) -> Table:
-    """Tensors saved as `extra` (all whole), by name."""
-    targets = {
-        n: torch.zeros(shape, dtype=dtype) for n, (shape, dtype) in reader.layout().items() if n.startswith("extra.")
+def _extra_targets(reader: Reader) -> Table:
+    return {
+        name.removeprefix("extra."): torch.zeros(shape, dtype=dtype)
+        for name, (shape, dtype) in reader.layout().items()
+        if name.startswith("extra.")
     }
-    if targets:
-        reader.fill(targets)
-    return {name.removeprefix("extra."): tensor for name, tensor in targets.items()}

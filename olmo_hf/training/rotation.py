@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,14 @@ def clean_leftovers(run_dir: Path) -> None:
                 remove_tree(path)
 
 
-def rotate(run_dir: Path, *, newest: Path, keep: Keep, protected: Collection[str] = ()) -> None:
+def rotate(
+    run_dir: Path,
+    *,
+    newest: Path,
+    keep: Keep,
+    protected: Collection[str] = (),
+    remove: Callable[[Path], object] = remove_tree,
+) -> None:
     """Delete what is no longer kept, by step number, after `newest` is on disk.
 
     Each kind is counted by itself. The newest checkpoint that a run can go on from always stays, and so does what
@@ -57,6 +64,7 @@ def rotate(run_dir: Path, *, newest: Path, keep: Keep, protected: Collection[str
         newest: the checkpoint that was just written.
         keep: permanent checkpoints to keep of each kind.
         protected: names of checkpoints that are in use.
+        remove: how one is deleted.
     """
     left = {"sharded": keep.sharded, "unsharded": keep.unsharded}
     can_go_on = False
@@ -80,7 +88,7 @@ def rotate(run_dir: Path, *, newest: Path, keep: Keep, protected: Collection[str
             stays = stays or (manifest.optimizer and not can_go_on)
         can_go_on = can_go_on or manifest.optimizer
         if not stays and path != newest and path.name not in protected:
-            remove_tree(path)
+            remove(path)
 
 
 def require_space(run_dir: Path, needed_bytes: int) -> None:

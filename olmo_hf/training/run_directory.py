@@ -26,6 +26,7 @@ from olmo_hf.errors import CheckpointError
 from olmo_hf.training import commit
 from olmo_hf.training.disk import Disk, find_disk
 from olmo_hf.training.rotation import clean_leftovers
+from olmo_hf.training.settling import sync_file
 from olmo_hf.training.state import RunState, compare_identity, load_run_state
 from olmo_hf.training.upload import DOWNLOADED, fetch_source, fetch_unless_damaged, is_remote, newest_copy
 
@@ -57,7 +58,13 @@ class OpenedRun:
 
 @contextlib.contextmanager
 def open_run(
-    directory: Path, *, resume: str, name: str, dry_run: bool = False, upload_to: str | None = None
+    directory: Path,
+    *,
+    resume: str,
+    name: str,
+    dry_run: bool = False,
+    upload_to: str | None = None,
+    verify_first: bool = False,
 ) -> Iterator[OpenedRun]:
     """Lock the run directory, remove leftovers of dead saves and find what to continue from. All ranks enter.
 
@@ -70,6 +77,8 @@ def open_run(
         name: the run's name; a directory that holds a run of another name is refused.
         dry_run: only look; nothing is locked, cleaned, fetched or written.
         upload_to: address at which copies of this run's checkpoints lie; a newer one than here is fetched.
+        verify_first: whether the large files are compared with the manifest too; otherwise whoever restores the
+            checkpoint compares them while it reads them, and damage shows then.
 
     Raises:
         CheckpointError: on all ranks: the directory is in use, not writable, holds another run or other things, or
@@ -86,8 +95,9 @@ def open_run(
                 clean_leftovers(directory)
 
         _on_all(claim)
-        own = _newest_own(directory, disk, writable=not dry_run, upload_to=upload_to)
-        checkpoint = own if own is not None and resume != "never" else _foreign(directory, disk, resume)
+        find = {"tensors": verify_first or dry_run}
+        own = _newest_own(directory, disk, writable=not dry_run, upload_to=upload_to, **find)
+        checkpoint = own if own is not None and resume != "never" else _foreign(directory, disk, resume, **find)
         if own is not None and disk.is_writer and not dry_run:
             commit.point_latest_to(own)  # a damaged newer one may have been passed over
         state = _on_all(lambda: load_run_state(checkpoint) if checkpoint is not None else RunState())
@@ -138,7 +148,7 @@ def _try_to_write(directory: Path) -> None:
     probe = directory / f"{commit.STAGING_PREFIX}probe"
     try:
         probe.write_bytes(b"0")
-        commit.sync_file(probe)
+        sync_file(probe)
         probe.unlink()
     except OSError as error:
         raise CheckpointError(
@@ -147,12 +157,14 @@ def _try_to_write(directory: Path) -> None:
         ) from error
 
 
-def _newest_own(directory: Path, disk: Disk, *, writable: bool, upload_to: str | None) -> Path | None:
+def _newest_own(directory: Path, disk: Disk, *, writable: bool, upload_to: str | None, tensors: bool) -> Path | None:
     """This run's newest checkpoint that is whole on every disk; fetched if a newer copy lies elsewhere."""
     passed_over: list[str] = []
 
     def newest(up_to_step: int | None) -> int | None:
-        found, reasons = commit.newest_whole(directory, up_to_step=up_to_step) if disk.is_writer else (None, [])
+        if not disk.is_writer:
+            return None
+        found, reasons = commit.newest_whole(directory, up_to_step=up_to_step, tensors=tensors)
         passed_over.extend(reasons)
         return commit.step_of(found) if found is not None else None
 
@@ -211,7 +223,7 @@ def _fetch_newer(directory: Path, disk: Disk, step: int | None, upload_to: str |
     return None
 
 
-def _foreign(directory: Path, disk: Disk, resume: str) -> Path | None:
+def _foreign(directory: Path, disk: Disk, resume: str, *, tensors: bool) -> Path | None:
     """The checkpoint that `resume` names, when the run has none of its own."""
     if resume == "never" and any(gather_objects(bool(commit.list_checkpoints(directory)))):
         raise CheckpointError(
@@ -225,18 +237,18 @@ def _foreign(directory: Path, disk: Disk, resume: str) -> Path | None:
             _on_all(lambda: commit.step_of(fetch_source(resume, directory)) if disk.is_writer else -1)
         )
         return commit.checkpoint_path(directory / DOWNLOADED, step)
-    found = _on_all(lambda: str(_named(resume)) if disk.is_writer else "")
+    found = _on_all(lambda: str(_named(resume, tensors=tensors)) if disk.is_writer else "")
     return Path(broadcast_object(found))
 
 
-def _named(resume: str) -> Path:
+def _named(resume: str, *, tensors: bool) -> Path:
     source = Path(resume)
     if not source.is_dir():
         raise CheckpointError(
             f"training.resume is {resume!r}: no such directory; expected auto, never, a checkpoint or its address"
         )
     if not (source / commit.MANIFEST).is_file() and commit.list_checkpoints(source):
-        found, passed_over = commit.newest_whole(source)
+        found, passed_over = commit.newest_whole(source, tensors=tensors)
         for reason in passed_over:
             logger.warning("passed over: %s", reason)
         if found is None:
@@ -244,7 +256,7 @@ def _named(resume: str) -> Path:
                 f"training.resume is {resume!r}: none of the checkpoints there is whole and has an optimizer"
             )
         return found.resolve()
-    commit.verify(source)
+    commit.verify(source, tensors=tensors)
     return source.resolve()
 
 

@@ -82,6 +82,7 @@ class CheckpointSaver:
         self._copies = Copies() if in_background else None
         self._group = new_cpu_group() if in_background else None
         self._thread: threading.Thread | None = None
+        self._sweeper: threading.Thread | None = None
         self._failure: CheckpointError | None = None
         self._told_memory = False
 
@@ -123,15 +124,17 @@ class CheckpointSaver:
             raise CheckpointError("another process could not finish a checkpoint; its own message says why")
 
     def wait(self) -> None:
-        """Wait for the save in the background.
+        """Wait for the save in the background, and until what it made superfluous is deleted.
 
         Raises:
             CheckpointError: it failed.
         """
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread, failure, self._failure = None, self._failure, None
+        if self._thread is not None:
+            self._thread.join()
+        if self._sweeper is not None:
+            self._sweeper.join()
+        self._thread = self._sweeper = None
+        failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
@@ -153,7 +156,7 @@ class CheckpointSaver:
             self._write(contents, self._group)
         except CheckpointError as error:
             self._failure = error
-        except Exception as error:  # nobody sees an exception in a thread; the next step raises it
+        except BaseException as error:  # nobody sees an exception in a thread; the next step raises it
             self._failure = CheckpointError(f"step {contents.step}: the checkpoint could not be written ({error})")
 
     def _write(self, contents: Contents, group: torch.distributed.ProcessGroup | None) -> None:
@@ -164,7 +167,21 @@ class CheckpointSaver:
         if self.uploader is not None:
             self.uploader.submit(final, manifest)
         protected = self.uploader.in_use if self.uploader is not None else ()
-        rotation.rotate(self.run_dir, newest=final, keep=self.keep, protected=protected)
+        aside: list[Path | None] = []
+        rotation.rotate(
+            self.run_dir,
+            newest=final,
+            keep=self.keep,
+            protected=protected,
+            remove=lambda path: aside.append(commit.put_aside(path)),
+        )
+        self._sweep([trash for trash in aside if trash is not None])
+
+    def _sweep(self, trash: list[Path]) -> None:
+        """Delete what was put aside; training does not wait, for that can take as long as writing a new one."""
+        if trash:
+            self._sweeper = threading.Thread(target=lambda: [commit.delete(path) for path in trash], name="sweeper")
+            self._sweeper.start()
 
     def _tell_memory(self, copies: Copies) -> None:
         if not self._told_memory and is_main_process():

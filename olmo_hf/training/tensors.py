@@ -7,6 +7,8 @@ they find their parameter whatever the order of the groups.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,6 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from olmo_hf.errors import CheckpointError
 from olmo_hf.training.parameter_groups import parameter_name
 
 OPTIMIZER_FILE, OPTIMIZER_DESCRIPTION = "optimizer.safetensors", "optimizer.json"
@@ -62,13 +65,28 @@ def write_whole(path: Path, table: Table) -> None:
 
 
 def write_sharded(directory: Path, table: Table, group: torch.distributed.ProcessGroup | None) -> None:
-    """Write tensors as a torch distributed checkpoint. All ranks of the group call, each with its part."""
-    dcp.save(
-        table,
-        storage_writer=dcp.FileSystemWriter(directory, sync_files=False),  # synced when they are described
-        process_group=group,
-        no_dist=not torch.distributed.is_initialized(),
-    )
+    """Write tensors as a torch distributed checkpoint. All ranks of the group call, each with its part.
+
+    Raises:
+        CheckpointError: on all ranks.
+    """
+    with failures_of_torch():
+        dcp.save(
+            table,
+            storage_writer=dcp.FileSystemWriter(directory, sync_files=False),  # synced when they are described
+            process_group=group,
+            no_dist=not torch.distributed.is_initialized(),
+        )
+
+
+@contextmanager
+def failures_of_torch() -> Iterator[None]:
+    """What fails inside a torch distributed checkpoint, as an error of ours: torch's own is no `Exception`."""
+    try:
+        yield
+    except dcp.CheckpointException as error:
+        failures = [f"rank {r}: {type(cause).__name__}: {cause}" for r, (cause, _) in sorted(error.failures.items())]
+        raise CheckpointError("; ".join(failures)) from error
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from olmo_hf.errors import CheckpointError
 from olmo_hf.training import commit
+from olmo_hf.training.settling import describe_files
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +267,7 @@ def fetch_unless_damaged(url: str, step: int, run_dir: Path) -> str:
         if not _get(storage.filesystem, source, target):
             commit.remove_tree(staging)
             return f"{url}/{name}: {file} is missing"
-    commit.describe_files(staging, list(manifest.files))  # on disk before it counts
+    describe_files(staging, list(manifest.files))  # on disk before it counts
     commit.write_manifest(staging, manifest)
     try:
         commit.verify(staging)

@@ -10,6 +10,7 @@ from huggingface_hub import ModelCard
 
 from olmo_hf.cli.main import main
 from olmo_hf.training import commit
+from olmo_hf.training.settling import describe_files
 from tests import hub_stub
 from tests.model.tiny import tiny_model
 
@@ -29,7 +30,7 @@ def run_dir(tmp_path):
         step=30,
         tokens=7680,
         world_size=1,
-        files=commit.describe_files(checkpoint, names),
+        files=describe_files(checkpoint, names),
         versions={"torch": "2.13.0"},
     )
     commit.write_json(checkpoint / commit.MANIFEST, vars(manifest))

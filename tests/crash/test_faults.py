@@ -69,9 +69,10 @@ def test_damage_is_named_and_passed_over(
     shutil.copytree(stopped, tmp_path, symlinks=True, dirs_exist_ok=True)
     damage(tmp_path / "run" / "checkpoint-8")
     text = forks.run(tmp_path / "run.yaml", f"--training.output_dir={tmp_path}/run")
-    assert "passed over" in text
-    assert reason in text
+    assert f"passed over: {tmp_path}/run/checkpoint-8: {reason}" in text
     assert f"from {tmp_path}/run/checkpoint-6 (step 6)" in text
+    while_reading = name in ("flipped-bit-in-the-weights", "flipped-bit-in-the-moments")
+    assert ("starting once more" in text) == while_reading
     runs.same_run(tmp_path / "run", undisturbed["one"])
 
 
@@ -125,6 +126,24 @@ def test_a_missing_file_of_one_rank_is_named(
     assert f"checkpoint-8: {lost} is missing" in text
     assert f"from {run_dir}/checkpoint-6 (step 6)" in text
     runs.same_run(run_dir, undisturbed["fsdp2"])
+
+
+@pytest.mark.parametrize("ranks", [2, 1])
+def test_damage_in_the_file_of_one_rank_ends_no_run(
+    forks: Forks, undisturbed: Undisturbed, sharded: Path, tmp_path: Path, ranks: int
+) -> None:
+    """It shows while that rank reads its file; all of them start again, also where it is another number of ranks."""
+    shutil.copytree(sharded, tmp_path, symlinks=True, dirs_exist_ok=True)
+    run_dir = tmp_path / "run"
+    flip("sharded/__1_0.distcp", 60_000)(run_dir / "checkpoint-8")
+    words = (f"--training.output_dir={run_dir}", "--training.save_interval=6")
+    text = forks.run(tmp_path / "run.yaml", *words, ranks=ranks, **(MODES["fsdp2"].env if ranks == 2 else {}))
+    assert "starting once more, from a checkpoint that is whole" in text
+    assert f"passed over: {run_dir}/checkpoint-8: sharded/__1_0.distcp is damaged" in text
+    assert f"from {run_dir}/checkpoint-6 (step 6)" in text
+    if ranks == 2:
+        runs.same_run(run_dir, undisturbed["fsdp2"])
+    assert commit.newest_whole(run_dir)[0] == run_dir / "checkpoint-12"
 
 
 def test_the_first_checkpoint_is_read_back_before_the_first_step(forks: Forks, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from olmo_hf.model.conversion.convert import open_checkpoint
 from olmo_hf.training import commit
+from olmo_hf.training.checked_files import CheckedFiles
 from olmo_hf.training.readers import ShardedReader
 from olmo_hf.training.state import load_run_state
 from tests import runs
@@ -24,7 +25,9 @@ def shards(run_dir: Path) -> dict[str, torch.Tensor]:
     """Whole tensors of the distributed checkpoint at the end."""
     reader = ShardedReader(run_dir / "latest" / "sharded")
     table = {name: torch.full(shape, float("nan"), dtype=dtype) for name, (shape, dtype) in reader.layout().items()}
-    reader.fill(table)
+    files = CheckedFiles(run_dir / "latest")
+    reader.fill(table, files)
+    files.check_the_rest()
     return table
 
 

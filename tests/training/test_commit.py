@@ -12,6 +12,7 @@ import pytest
 from olmo_hf.errors import CheckpointError
 from olmo_hf.training import commit, rotation
 from olmo_hf.training.commit import Kind, Manifest
+from olmo_hf.training.settling import describe_files
 
 WEIGHTS = "model.safetensors"
 
@@ -24,7 +25,7 @@ def make(
     (staging / "sharded").mkdir(parents=True)
     (staging / WEIGHTS).write_bytes(content)
     (staging / "sharded" / "__1_0.distcp").write_bytes(b"rank 1")
-    files = commit.describe_files(staging, [WEIGHTS, "sharded/__1_0.distcp"])
+    files = describe_files(staging, [WEIGHTS, "sharded/__1_0.distcp"])
     manifest = Manifest(kind=kind, step=step, tokens=step, world_size=1, files=files, versions={}, optimizer=optimizer)
     final = commit.checkpoint_path(run_dir, step)
     commit.commit(staging, final, manifest)

@@ -5,6 +5,7 @@ from pathlib import Path
 from olmo_hf.training import commit
 from olmo_hf.training.disk import Disk
 from olmo_hf.training.going_back import checkpoint_before
+from olmo_hf.training.settling import describe_files
 
 
 def write_checkpoint(run_dir: Path, step: int, *, optimizer: bool = True) -> Path:
@@ -17,7 +18,7 @@ def write_checkpoint(run_dir: Path, step: int, *, optimizer: bool = True) -> Pat
         step=step,
         tokens=0,
         world_size=1,
-        files=commit.describe_files(staging, ["model.safetensors"]),
+        files=describe_files(staging, ["model.safetensors"]),
         versions={},
         optimizer=optimizer,
     )

@@ -8,13 +8,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from olmo_hf.errors import CheckpointError
-from olmo_hf.training import checkpoints
+from olmo_hf.errors import CheckpointError, DamagedCheckpointError
+from olmo_hf.training import checkpoints, commit
+from olmo_hf.training.checked_files import CheckedFiles
 from olmo_hf.training.optimizers import AdamWithUpdates, Lion
-from olmo_hf.training.readers import WholeReader, read_directly
+from olmo_hf.training.readers import WholeReader, read_file
+from olmo_hf.training.settling import checksum, describe_files
 from olmo_hf.training.snapshot import Snapshot
 from olmo_hf.training.tensors import Table, update_rule
 from tests.training.test_saving import saver, snapshot
+
+
+def sign(checkpoint: Path) -> None:
+    """Have the manifest agree with what the files are now."""
+    manifest = commit.read_manifest(checkpoint)
+    manifest.files.update(describe_files(checkpoint, list(manifest.files)))
+    commit.write_manifest(checkpoint, manifest)
 
 
 def restored(run: Snapshot, checkpoint: Path) -> Snapshot:
@@ -73,6 +82,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path, file: str, change: str, mess
     else:
         table[key][0, 0] = float("nan")
     save_file(table, path, metadata={"format": "pt"})
+    sign(checkpoint)
     with pytest.raises(CheckpointError, match=message):
         restored(snapshot(1), checkpoint)
 
@@ -91,8 +101,9 @@ def test_a_tensor_that_was_not_read_is_noticed(
     checkpoint = saver(tmp_path).save(snapshot(1), kind="unsharded", has_optimizer=True)
     fill = WholeReader.fill
 
-    def forgetful(self: WholeReader, targets: Table) -> None:
-        fill(self, {n: t for n, t in targets.items() if self.where[n].name != file or "lm_head.weight" not in n})
+    def forgetful(self: WholeReader, targets: Table, files: CheckedFiles) -> None:
+        kept = {n: t for n, t in targets.items() if self.where[n].name != file or "lm_head.weight" not in n}
+        fill(self, kept, files)
 
     monkeypatch.setattr(WholeReader, "fill", forgetful)
     with pytest.raises(CheckpointError, match=message):
@@ -100,12 +111,40 @@ def test_a_tensor_that_was_not_read_is_noticed(
 
 
 def test_the_end_of_a_file_is_noticed(tmp_path: Path) -> None:
-    table = {"a": torch.ones(1000), "b": torch.ones(1000)}
-    save_file(table, tmp_path / "file.safetensors")
-    content = (tmp_path / "file.safetensors").read_bytes()
-    (tmp_path / "file.safetensors").write_bytes(content[:-100])
-    with pytest.raises(CheckpointError, match="ends inside b"):
-        read_directly(tmp_path / "file.safetensors", {name: torch.empty(1000) for name in table})
+    checkpoint = saver(tmp_path).save(snapshot(1), kind="unsharded", has_optimizer=True)
+    files, path = CheckedFiles(checkpoint), checkpoint / "model.safetensors"
+    table = {name: torch.empty_like(tensor) for name, tensor in load_file(path).items()}
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: ends inside "):
+        read_file(path, table, files)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+def test_any_flipped_bit_is_noticed_while_reading(tmp_path: Path, file: str) -> None:
+    """In the length of the header, in the header, in the first and the last tensor: the file is named each time."""
+    checkpoint = saver(tmp_path).save(snapshot(1), kind="unsharded", has_optimizer=True)
+    content = (checkpoint / file).read_bytes()
+    header_bytes = 8 + int.from_bytes(content[:8], "little")
+    for place in (0, 7, 8, *range(9, header_bytes, 97), header_bytes, len(content) - 1):
+        changed = bytearray(content)
+        changed[place] ^= 1 << (place % 8)
+        (checkpoint / file).write_bytes(changed)
+        with pytest.raises(DamagedCheckpointError, match=rf"{file} is damaged \(checksum differs"):
+            restored(snapshot(1), checkpoint)
+    (checkpoint / file).write_bytes(content)
+    restored(snapshot(1), checkpoint)
+
+
+def test_every_byte_of_the_tensors_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart opens every large file to read its content a single time, after its header was looked at."""
+    checkpoint = saver(tmp_path).save(snapshot(1), kind="unsharded", has_optimizer=True)
+    sums: list[Path] = []
+    monkeypatch.setattr(commit, "checksum", lambda path: sums.append(path) or checksum(path))
+    assert commit.newest_whole(tmp_path, tensors=False) == (checkpoint, [])
+    assert not [path for path in sums if path.suffix == ".safetensors"]
+    sums.clear()
+    restored(snapshot(1), checkpoint)
+    assert sums == []
 
 
 def with_optimizer(run: Snapshot, rule: Any) -> Snapshot:

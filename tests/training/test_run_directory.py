@@ -10,6 +10,7 @@ from olmo_hf.training import commit
 from olmo_hf.training.commit import Manifest
 from olmo_hf.training.disk import Disk
 from olmo_hf.training.run_directory import OpenedRun, changed_settings, open_run, record_launch
+from olmo_hf.training.settling import describe_files
 from olmo_hf.training.state import RUN_STATE, RunState, save_run_state
 
 
@@ -18,7 +19,7 @@ def make(run_dir: Path, step: int) -> Path:
     staging = commit.staging_path(run_dir, step)
     staging.mkdir(parents=True)
     save_run_state(RunState(step=step, tokens=10 * step), staging)
-    files = commit.describe_files(staging, [RUN_STATE])
+    files = describe_files(staging, [RUN_STATE])
     final = commit.checkpoint_path(run_dir, step)
     commit.commit(
         staging, final, Manifest(kind="unsharded", step=step, tokens=0, world_size=1, files=files, versions={})

@@ -15,7 +15,7 @@ from transformers import TrainerState
 from olmo_hf.errors import CheckpointError
 from olmo_hf.model.configuration_olmo import OlmoHfConfig
 from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
-from olmo_hf.training import checkpoints, commit
+from olmo_hf.training import checkpoints, commit, settling
 from olmo_hf.training.disk import Disk
 from olmo_hf.training.rotation import Keep
 from olmo_hf.training.saving import CheckpointSaver
@@ -107,7 +107,7 @@ def test_a_failure_stops_the_run_at_the_next_step(tmp_path: Path, monkeypatch: p
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(commit, "sync_file", full)
+    monkeypatch.setattr(settling, "sync_file", full)
     background.save(snapshot(2), kind="unsharded", has_optimizer=True)
     assert background._thread is not None
     background._thread.join()
