@@ -21,6 +21,7 @@ from olmo_hf.model.conversion.safe_load import check_index
 from olmo_hf.training.checked_files import CheckedFiles
 from olmo_hf.training.settling import BLOCK_BYTES
 from olmo_hf.training.tensors import OPTIMIZER_FILE, SHARDED_DIR, Table, failures_of_torch
+from olmo_hf.training.turns import own_turn
 
 READERS = min(4, len(os.sched_getaffinity(0)))
 """Threads that read files of whole tensors, one each; more than there are cores only hinder each other."""
@@ -173,14 +174,17 @@ class StreamingReader(dcp.FileSystemReader):
         """By file: the sum of its bytes up to where it was read without a gap, and where that is."""
 
     def read_data(self, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> Any:
-        """Identical to torch's except for the order."""
+        """Identical to torch's except for the order, and for taking turns where memory is short."""
 
         def place(item: Any) -> tuple[str, int]:
             info = self.storage_data[item.storage_index]
             return info.relative_path, info.offset
 
         self._read = {}
-        done = super().read_data(dataclasses.replace(plan, items=sorted(plan.items, key=place)), planner)
+        ordered = dataclasses.replace(plan, items=sorted(plan.items, key=place))
+        largest = max((self.storage_data[item.storage_index].length for item in plan.items), default=0)
+        with own_turn(2 * largest):  # what was read, and the tensor that is made of it
+            done = super().read_data(ordered, planner)
         for name, (digest, end) in self._read.items():
             path = Path(self.path) / name
             if end == path.stat().st_size:

@@ -126,6 +126,6 @@ def test_no_rank_holds_the_whole_optimizer(two_ranks: Any, tmp_path: Path, kind:
         held = own + model // 2 if in_background else 0  # a copy of this rank's part
         gathered = model if kind == "unsharded" and rank == 0 else 0  # the model, which `from_pretrained` reads whole
         print(f"rank {rank}: own {own:,} saving {saving:,} reading {reading:,} largest {largest:,} model {model:,}")
-        assert saving < held + gathered + 4 * largest + (slack if in_background else 0)  # a gathered one, its parts
+        assert saving < held + gathered + 5 * largest + (slack if in_background else 0)  # a gathered one, its parts
         assert reading < own + 3 * largest + slack, "what it holds in the end, and little more"
         assert reading < 0.75 * whole
