@@ -98,6 +98,28 @@ def test_there_are_never_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [path.name for path in commit.list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-1"]
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+def test_training_does_not_wait_until_old_ones_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
+) -> None:
+    """They are put aside at once; the next save waits, so that the space is there."""
+    saving = CheckpointSaver(tmp_path, keep=Keep(unsharded=1), disk=Disk(), in_background=in_background)
+    saving.save(snapshot(1), kind="unsharded", has_optimizer=True)
+    gate, delete = threading.Event(), commit.delete
+    monkeypatch.setattr(commit, "delete", lambda trash: gate.wait(60) and delete(trash))
+    newest = saving.save(snapshot(2), kind="unsharded", has_optimizer=True)
+    if saving._thread is not None:
+        saving._thread.join()
+    assert commit.list_checkpoints(tmp_path) == [newest]
+    assert (tmp_path / ".trash-checkpoint-1").is_dir(), "it has not been deleted, and nobody waits for it"
+    threading.Timer(0.3, gate.set).start()
+    saving.save(snapshot(3), kind="unsharded", has_optimizer=True)
+    assert gate.is_set()
+    saving.finish()
+    assert not list(tmp_path.glob(".trash*"))
+    assert [path.name for path in commit.list_checkpoints(tmp_path)] == ["checkpoint-3"]
+
+
 def test_a_failure_stops_the_run_at_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     background = saver(tmp_path, in_background=True)
     background.save(snapshot(1), kind="unsharded", has_optimizer=True)
