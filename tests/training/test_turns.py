@@ -17,12 +17,17 @@ from tests.training.test_memory_of_ranks import build
 MEMORY = "MemTotal:       1000 kB\nMemFree:         10 kB\nMemAvailable:    {} kB\n"
 
 
+def _part(tensor: Any) -> torch.Tensor:
+    """What this rank holds."""
+    return tensor.to_local()
+
+
 def read_slowly(rank: int, folder: str, available_kilobytes: int, tmp: str) -> list[Any]:
     """When this rank began and ended to read its part, and whether it was read right."""
     checkpoint = Path(folder) / "checkpoint-1"
     save(rank, checkpoint, "sharded")
     model, _ = build(64)
-    expected = [parameter.to_local().clone() for parameter in model.parameters()]
+    expected = [_part(parameter).clone() for parameter in model.parameters()]
     info = Path(folder) / f"memory-{rank}"
     info.write_text(MEMORY.format(available_kilobytes))
     times: list[float] = []
@@ -41,7 +46,7 @@ def read_slowly(rank: int, folder: str, available_kilobytes: int, tmp: str) -> l
         table = {f"model.{name}": torch.zeros_like(tensor) for name, tensor in model_table(model).items()}
         torch.distributed.barrier()
         ShardedReader(checkpoint / "sharded").fill(table, CheckedFiles(checkpoint))
-    same = all(torch.equal(a.to_local(), b) for a, b in zip(table.values(), expected, strict=True))
+    same = all(torch.equal(_part(a), b) for a, b in zip(table.values(), expected, strict=True))
     return [min(times), max(times), same]
 
 
