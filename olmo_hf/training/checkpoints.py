@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from olmo_hf.distributed import all_agree, broadcast_object, gather_objects, is_main_process, rank, run_on_all
-from olmo_hf.errors import CheckpointError
+from olmo_hf.errors import CheckpointError, DamagedCheckpointError
 from olmo_hf.training import commit, restoring, rotation, tensors
 from olmo_hf.training.checked_files import CheckedFiles
 from olmo_hf.training.disk import Disk
@@ -192,6 +192,22 @@ def restore_tensors(checkpoint: Path, model: nn.Module, optimizer: torch.optim.O
         files.explain()
         raise
     return targets.extra
+
+
+def read_back(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, disk: Disk) -> None:
+    """Verify a run's first checkpoint, once on every file system, and restore it. All ranks call.
+
+    Raises:
+        CheckpointError: on all ranks: it is not what was written, and there is no older one.
+    """
+    run_on_all(
+        lambda: commit.verify(checkpoint, tensors=False) if disk.is_writer else None,
+        lambda messages: CheckpointError("; ".join(messages)),
+    )
+    try:
+        restore_tensors(checkpoint, model, optimizer)
+    except DamagedCheckpointError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _require_same_rule(checkpoint: Path, optimizer: torch.optim.Optimizer) -> None:

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from olmo_hf.data.order import DataPosition, OrderedDataset, advance
 from olmo_hf.data.sampler import GlobalBatchSampler
-from olmo_hf.distributed import rank, run_on_all, world_size
-from olmo_hf.errors import CheckpointError, ConfigError, DamagedCheckpointError
+from olmo_hf.distributed import rank, world_size
+from olmo_hf.errors import CheckpointError, ConfigError
 from olmo_hf.training import checkpoints, commit
 from olmo_hf.training.flow import SaveSchedule, last_step, what_to_save
 from olmo_hf.training.fsdp_messages import spare_messages
@@ -210,22 +210,10 @@ class RestartingTrainer(LearningTrainer):
             spare_messages(cast(PreTrainedModel, self.plain_model))
         if resume_from_checkpoint is None and self.args.save_at_start:
             self._save_checkpoint(self.plain_model, trial=None)
-            self._read_back(commit.checkpoint_path(self.run_dir, self.state.global_step))
+            assert self.saver is not None, "train() makes the saver"
+            first = commit.checkpoint_path(self.run_dir, self.state.global_step)
+            checkpoints.read_back(first, self.plain_model, self.inner_optimizer, disk=self.saver.disk)
         return prepared
-
-    def _read_back(self, checkpoint: Path) -> None:
-        """Verify the first checkpoint, once on every file system, and restore it; all ranks learn what is wrong."""
-        assert self.saver is not None, "train() makes the saver"
-        is_writer = self.saver.disk.is_writer
-
-        def failed(messages: list[str]) -> CheckpointError:
-            return CheckpointError("; ".join(messages))
-
-        run_on_all(lambda: commit.verify(checkpoint, tensors=False) if is_writer else None, failed)
-        try:
-            checkpoints.restore_tensors(checkpoint, self.plain_model, self.inner_optimizer)
-        except DamagedCheckpointError as error:  # there is no older one
-            raise CheckpointError(str(error)) from error
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Identical to `LearningTrainer` except that a second warm-up goes on where an earlier launch began it."""
