@@ -137,9 +137,11 @@ def test_damage_in_the_file_of_one_rank_ends_no_run(
     run_dir = tmp_path / "run"
     flip("sharded/__1_0.distcp", 60_000)(run_dir / "checkpoint-8")
     words = (f"--training.output_dir={run_dir}", "--training.save_interval=6")
-    text = forks.run(tmp_path / "run.yaml", *words, ranks=ranks, **(MODES["fsdp2"].env if ranks == 2 else {}))
+    env = {"prepare": "tests.crash.count_models", **(MODES["fsdp2"].env if ranks == 2 else {})}
+    text = forks.run(tmp_path / "run.yaml", *words, ranks=ranks, **env)
     assert "starting once more, from a checkpoint that is whole" in text
     assert f"passed over: {run_dir}/checkpoint-8: sharded/__1_0.distcp is damaged" in text
+    assert text.count("models built before: 1, alive: 0") == ranks, "nothing of the first start takes memory"
     assert f"from {run_dir}/checkpoint-6 (step 6)" in text
     if ranks == 2:
         runs.same_run(run_dir, undisturbed["fsdp2"])
