@@ -15,11 +15,12 @@ SEEDS := 42 666 42069
 LAUNCH := $(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml train_hf.py
 PYTEST_ARGS ?=
 BENCH ?=
+PROMISES ?=
 ORIGINAL_PYTHON ?=
 INSTANTS ?= 40
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart example-two-stage test check slow torture bench docs guide clean
+.PHONY: help setup quickstart example-two-stage test check slow torture bench promises docs guide clean
 
 help:  ## lists these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(MAKEFILE_LIST)
@@ -96,7 +97,10 @@ torture: $(READY)  ## kills real runs at INSTANTS random instants in every mode 
 bench: $(READY)  ## measures what is claimed about speed and memory; reports in build/bench (BENCH="speed growth": these only)
 	$(BIN)/python benchmarks/suite.py $(BENCH) $(if $(ORIGINAL_PYTHON),--original-python $(ORIGINAL_PYTHON))
 
-docs: $(READY)  ## writes the generated pages of docs/ and the tree in the README anew
+promises: $(READY)  ## tries every promise again on a fresh clone and writes docs/promises.md (PROMISES="kills split": these only)
+	$(BIN)/python benchmarks/promises.py $(if $(PROMISES),--only $(PROMISES))
+
+docs: $(READY)  ## writes the generated pages of docs/ and parts of the README anew
 	$(BIN)/python docs/generate.py
 
 guide: $(READY)  ## builds docs/ as a site in build/guide, offline; fails at a broken link

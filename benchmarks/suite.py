@@ -39,7 +39,7 @@ class Ended:
 
 def names() -> list[str]:
     """All benchmarks, in the order of the alphabet."""
-    return sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "suite"))
+    return sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "suite", "promises"))
 
 
 def has_gpu() -> bool:

@@ -1,4 +1,4 @@
-"""Writes what follows from the code: docs/configuration.md, the tree in README.md, the list of pages and its site.
+"""Writes what follows from the code: docs/configuration.md, parts of README.md, the list of pages and its site.
 
 python docs/generate.py
 """
@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import json
 import sys
+import textwrap
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,15 +40,17 @@ GUIDE = {
     "configuration.md": "every setting",
     "parity.md": "how the numbers compare with the original OLMo trainer",
     "architecture.md": "where do I change X?",
+    "promises.md": "what is promised, how it was tried, and whether it holds",
 }
 GUIDE_START, GUIDE_END = "<!-- pages -->", "<!-- end of pages -->"
 NAV_START = "nav:  # written by docs/generate.py\n"
+PROMISES_START, PROMISES_END = "<!-- promises -->", "<!-- end of promises -->"
 TREE_START, TREE_END = "<!-- tree -->", "<!-- end of tree -->"
 
 # What files that cannot speak for themselves are.
 FILES = {
     "train_hf.py": None,
-    "Makefile": "setup, quickstart, example-two-stage, test, check, slow, torture, bench, docs, guide",
+    "Makefile": "setup, quickstart, example-two-stage, test, check, slow, torture, bench, promises, docs, guide",
     "setup.py": None,
     "constraints.txt": "the exact versions that are tested",
     "pyproject.toml": "settings of ruff, mypy and pytest",
@@ -212,12 +215,24 @@ def module_says(path: Path) -> str:
     return first_sentence(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
 
 
+def between(text: str, start: str, end: str, new: str) -> str:
+    """A text with something new between two marks."""
+    before, rest = text.split(start)
+    return f"{before}{start}\n{new}\n{end}{rest.split(end)[1]}"
+
+
+def promises() -> str:
+    """What the page of promises came to, in its own words."""
+    page = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    (result,) = [line.removeprefix("Result: ") for line in page.splitlines() if line.startswith("Result: ")]
+    return textwrap.fill(f"Last time: {result}", 119, break_on_hyphens=False)
+
+
 def readme() -> str:
-    """README.md with the tree of today."""
+    """README.md with the promises and the tree of today."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, rest = text.split(TREE_START)
-    after = rest.split(TREE_END)[1]
-    return f"{before}{TREE_START}\n```text\n{tree()}\n```\n{TREE_END}{after}"
+    text = between(text, PROMISES_START, PROMISES_END, promises())
+    return between(text, TREE_START, TREE_END, f"```text\n{tree()}\n```")
 
 
 def guide_pages() -> list[tuple[str, str, str]]:

@@ -89,6 +89,13 @@ def test_two_ranks_follow_one(twelve_steps: Path, tmp_path: Path, env: dict[str,
     assert instances(tmp_path / "run", 2) == instances(twelve_steps, 1)
 
 
+def test_the_number_of_data_workers_changes_no_bit(twelve_steps: Path, tmp_path: Path) -> None:
+    runs.run(settings(tmp_path, 2), "--data.num_workers=2")
+    assert runs.losses(tmp_path / "run") == runs.losses(twelve_steps)
+    assert runs.weights(tmp_path / "run") == runs.weights(twelve_steps)
+    assert instances(tmp_path / "run", 1) == instances(twelve_steps, 1)
+
+
 def instances(run_dir: Path, ranks: int) -> dict[int, set[int]]:
     """Instances of each step, over all ranks."""
     found: dict[int, set[int]] = {}
