@@ -40,8 +40,8 @@ HEAD = """# What is promised, and whether it holds
 
 <!-- Written by benchmarks/promises.py from what its commands printed: `make promises`. -->
 
-Each row is a command, run on a fresh clone of the commit below, and the figure read from what it printed. A row that
-was not measured says why; it proves nothing. `python benchmarks/promises.py --list` names the rows, and `--only NAME`
+Each row is a command, run in a fresh clone of the commit below (`PYTHONPATH` is the clone, `OMP_NUM_THREADS` is 1),
+and the figure read from what it printed. A row that was not measured says why; it proves nothing. `python benchmarks/promises.py --list` names the rows, and `--only NAME`
 runs some of them."""
 
 
@@ -83,7 +83,7 @@ def commit_of(where: Path) -> str:
 def try_it(measure: Measure, where: Path) -> Row:
     """Run one command in the clone and read its figure."""
     # The clone must win over an installed package, and a figure must not depend on how many threads added it up.
-    environment = {**os.environ, "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1"}
     if not has_gpu():
         environment["ACCELERATE_USE_CPU"] = "true"
     began = time.perf_counter()

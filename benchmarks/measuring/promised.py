@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from benchmarks.measuring.figures import Reading, every_line, kills, largest, tests_pass, together
 
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+PYTEST = ("-m", "pytest", "-q")
 TORTURE = ("-m", "tests.crash.torture", "--instants")
 
 
