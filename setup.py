@@ -1,4 +1,8 @@
-"""Package metadata. The only place that declares version ranges; `constraints.txt` holds the tested versions."""
+"""Package metadata. The only place that declares version ranges; `constraints.txt` holds the tested versions.
+
+What is allowed is what was tried: the lower bounds all at once, the upper ones where the next version may move what
+this package builds on. docs/dependencies.md has the licences.
+"""
 
 from pathlib import Path
 
@@ -11,27 +15,29 @@ setup(
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.11",
+    license_files=["LICENSE", "NOTICE"],
+    python_requires=">=3.11,<3.12",
     packages=find_packages(include=["olmo_hf", "olmo_hf.*"]),
+    py_modules=["train_hf"],  # who has only the wheel starts it with `accelerate launch -m train_hf CONFIG.yaml`
     package_data={"olmo_hf": ["py.typed", "data/mixes/*.txt", "report/page/*", "evaluation/tasks/*.yaml"]},
     install_requires=[
         "torch>=2.13,<2.14",
         "transformers>=5.23,<5.24",
-        "accelerate>=1.15,<2",
-        "datasets>=5.2,<6",
+        "accelerate>=1.15,<1.16",
+        "datasets>=5.2,<5.3",
         "safetensors>=0.8",
         "evaluate>=0.4.6",
         "wandb>=0.31",
         "omegaconf>=2.4",
         "numpy>=2.0",
-        "tokenizers>=0.23",
-        "fsspec",
-        "huggingface-hub>=2.4,<3",
-        "jinja2",
-        "pyarrow",
+        "tokenizers>=0.23.3",
+        "fsspec>=2024.2",
+        "huggingface-hub>=2.4,<2.5",
+        "jinja2>=3.1",
+        "pyarrow>=24",
         "pyyaml>=6",
-        "tqdm",
-        "xxhash",
+        "tqdm>=4.66.3",
+        "xxhash>=3.4.1",
         "rich>=15",
         "matplotlib>=3.10",
     ],

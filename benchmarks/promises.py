@@ -41,8 +41,8 @@ HEAD = """# What is promised, and whether it holds
 <!-- Written by benchmarks/promises.py from what its commands printed: `make promises`. -->
 
 Each row is a command, run in a fresh clone of the commit below (`PYTHONPATH` is the clone, `OMP_NUM_THREADS` is 1),
-and the figure read from what it printed. A row that was not measured says why; it proves nothing. `python benchmarks/promises.py --list` names the rows, and `--only NAME`
-runs some of them."""
+and the figure read from what it printed. A row that was not measured says why; it proves nothing.
+`python benchmarks/promises.py --list` names the rows, and `--only NAME` runs some of them."""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ GUIDE = {
     "configuration.md": "every setting",
     "parity.md": "how the numbers compare with the original OLMo trainer",
     "architecture.md": "where do I change X?",
+    "dependencies.md": "what is needed, which versions were tried, and licences",
     "promises.md": "what is promised, how it was tried, and whether it holds",
 }
 GUIDE_START, GUIDE_END = "<!-- pages -->", "<!-- end of pages -->"
@@ -52,6 +53,8 @@ FILES = {
     "train_hf.py": None,
     "Makefile": "setup, quickstart, example-two-stage, test, check, slow, torture, bench, promises, docs, guide",
     "setup.py": None,
+    "MANIFEST.in": "what the source package has beside the package",
+    "NOTICE": "whose facts are reproduced here",
     "constraints.txt": "the exact versions that are tested",
     "pyproject.toml": "settings of ruff, mypy and pytest",
     "mkdocs.yml": "the guide as a site",

@@ -86,7 +86,8 @@ def _overview(verbs: dict[str, Path]) -> str:
             *lines,
             "",
             "`olmo-hf COMMAND --help` says more about one; `--debug` shows where an error arose.",
-            "Training itself is started with `accelerate launch train_hf.py CONFIG.yaml`.",
+            "Training itself is started with `accelerate launch train_hf.py CONFIG.yaml`; where only the wheel is",
+            "installed, with `accelerate launch -m train_hf CONFIG.yaml`.",
         ]
     )
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 # Stands for files of the reader's own.
-READERS_OWN = ("my_texts", "corpus.jsonl", "CONFIG.yaml", "data/", "runs/")
+READERS_OWN = ("my_texts", "corpus.jsonl", "CONFIG.yaml", "first.yaml", "data/", "runs/")
 
 
 def commands() -> list[tuple[str, str]]:
@@ -40,7 +40,9 @@ def check_make(words: list[str]) -> None:
 
 def check_launch(words: list[str]) -> None:
     assert words[0] == "launch"
-    script = words.index("train_hf.py")
+    script = words.index(
+        "train_hf" if "-m" in words else "train_hf.py"
+    )  # the module, of a wheel; the file, of a checkout
     if "--config_file" in words:
         assert (ROOT / words[words.index("--config_file") + 1]).is_file()
     config, *overrides = words[script + 1 :]
