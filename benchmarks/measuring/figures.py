@@ -12,6 +12,7 @@ COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 """What pytest counts in its last line, apart from `deselected` and warnings."""
 
 NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?|nan|inf"
+"""A distance: never below 0."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ Reading = Callable[[str, int], Figure]
 """From the output and the exit status of a command."""
 
 
-def tests_pass(output: str, status: int) -> Figure:
+def all_pass(output: str, status: int) -> Figure:
     """The counts of pytest's last line; the reasons for skips are remarks."""
     target = "all pass"
     summaries = re.findall(r"^=*\s*((?:[0-9]+ \w+(?:, )?)+) in [0-9.:]+", output, re.M)
@@ -57,9 +58,10 @@ def largest(pattern: str, limit: float, *, what: str) -> Reading:
 
     def read(output: str, status: int) -> Figure:
         target = f"{limit:.0e} at most" if limit else "0"
-        numbers = [float(found) for found in re.findall(pattern, output, re.M)]
-        if not numbers:
+        words = re.findall(pattern, output, re.M)
+        if not words or not all(re.fullmatch(NUMBER, word) for word in words):
             return Figure("no figure", target, False)
+        numbers = [float(word) for word in words]
         bad = [number for number in numbers if not number <= limit]  # also what is no number
         worst = bad[0] if bad else max(numbers)
         count = f" ({len(numbers)} figures)" if len(numbers) > 1 else ""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.measuring.figures import every_line, kills, largest, tests_pass, together
+from benchmarks.measuring.figures import all_pass, every_line, kills, largest, together
 
 KILLS = """torch 2.13.0, Linux, seed 0
 
@@ -28,12 +28,12 @@ KILLS = """torch 2.13.0, Linux, seed 0
     ],
 )
 def test_counts_of_tests(output, status, found, met):
-    figure = tests_pass(output, status)
+    figure = all_pass(output, status)
     assert (figure.found, figure.met) == (found, met)
 
 
 def test_why_tests_were_skipped_is_kept():
-    figure = tests_pass("SKIPPED [2] tests/a.py:3: needs a CUDA device\n1 passed, 2 skipped in 0.10s\n", 0)
+    figure = all_pass("SKIPPED [2] tests/a.py:3: needs a CUDA device\n1 passed, 2 skipped in 0.10s\n", 0)
     assert (figure.found, figure.met) == ("1 passed, 2 skipped", True)
     assert figure.remarks == ("[2] tests/a.py:3: needs a CUDA device",)
 
@@ -47,6 +47,7 @@ def test_why_tests_were_skipped_is_kept():
         ("off by nan\noff by 0\n", 0, "weight nan (2 figures)", False),
         ("off by 0\n", 1, "weight 0.0e+00", False),
         ("on\n", 0, "no figure", False),
+        ("off by much\n", 0, "no figure", False),
     ],
 )
 def test_largest_number(output, status, found, met):
@@ -55,7 +56,7 @@ def test_largest_number(output, status, found, met):
 
 
 def test_a_limit_of_nothing_is_written_so():
-    figure = largest(r"^(.*)$", 0.0, what="weight")("0\n0\n", 0)
+    figure = largest(r"^(.+)$", 0.0, what="weight")("0\n0\n", 0)
     assert (figure.met, figure.target) == (True, "0")
 
 
@@ -74,7 +75,7 @@ def test_every_line_has_it(output, status, found, met):
 
 
 def test_figures_together_hold_only_if_all_do():
-    small, smaller = largest(r"^(.*)$", 1e-5, what="a"), largest(r"^(.*)$", 1e-6, what="b")
+    small, smaller = largest(r"^(.+)$", 1e-5, what="a"), largest(r"^(.+)$", 1e-6, what="b")
     assert together(small, smaller)("1e-7\n", 0).met
     figure = together(small, smaller)("2e-6\n", 0)
     assert not figure.met
