@@ -148,6 +148,8 @@ exclude("mix", "random offsets", "label masks")
 exclude("file order", "permutation", "random offsets")
 exclude("random offsets", "an epoch")
 exclude("stops early", "so many steps")
+exclude("compiled", "outputs")
+exclude("going back", "logged by tokens")
 for other_optimizer in ("adafactor", "sgd", "schedule free"):
     exclude(other_optimizer, "lion", "muon", "selective updates", "updates on record")
 exclude("muon", "selective updates", "updates on record")

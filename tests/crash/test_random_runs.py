@@ -24,12 +24,10 @@ def losses_where_logged(run_dir: Path) -> dict[int, tuple[float, float, float]]:
     return found
 
 
-def train(
-    forks: Forks, here: Path, config: Path, directory: Path, names: list[str], kill_after: float | None
-) -> float:
+def train(forks: Forks, here: Path, directory: Path, names: list[str], *, kill_after: float | None = None) -> float:
     """Train with these features, perhaps with a kill on the way; returns the seconds it took."""
     directory.mkdir()
-    target = features.write(config, here, names, directory / "run.yaml", output_dir=str(directory / "run"))
+    target = features.write(here / "run.yaml", here, names, directory / "run.yaml", output_dir=f"{directory}/run")
     for name in ("store", "record"):  # copies of another run must not be found
         shutil.rmtree(here / name, ignore_errors=True)
     began = time.monotonic()
