@@ -71,7 +71,7 @@ def licence(name: str) -> str:
     if name in LICENCES:
         return LICENCES[name]
     classified = [row.split("::")[-1].strip() for row in found.get_all("Classifier") or [] if "License ::" in row]
-    stated = found.get("License-Expression") or (found.get("License") or "").strip()
+    stated = "".join((found.get_all("License-Expression") or found.get_all("License") or [""])[:1]).strip()
     return stated if stated and "\n" not in stated else ", ".join(classified) or "not stated"
 
 

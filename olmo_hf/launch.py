@@ -15,6 +15,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from olmo_hf.args import RunArgs
+from olmo_hf.callbacks.args import rollback_problems
 from olmo_hf.distributed import is_main_process, launched_sharding, start_processes, world_size
 from olmo_hf.errors import ConfigError, DamagedCheckpointError, OlmoHfError
 from olmo_hf.fault_watch import announce_fault, start_fault_watch, stop_fault_watch
@@ -233,6 +234,8 @@ def plan_launch(run: RunArgs, opened: OpenedRun, *, num_instances: int) -> tuple
         tokens_seen=counted.tokens,
         eval_interval=run.evaluation.interval,
     )
+    if problems := rollback_problems(run.callbacks, plan.logging_steps):  # in tokens it is known only now
+        raise ConfigError("\n".join(problems))
     return training, plan
 
 

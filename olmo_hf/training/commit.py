@@ -185,14 +185,16 @@ def parse_manifest(text: str, checkpoint: str) -> Manifest:
     try:
         manifest = Manifest(**json.loads(text))
         well_formed = isinstance(manifest.step, int) and all(
-            isinstance(entry["size"], int) for entry in manifest.files.values()
+            isinstance(entry["size"], int) and isinstance(entry["xxh3_128"], str) for entry in manifest.files.values()
         )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{checkpoint}: {MANIFEST} is missing or unreadable ({error})") from error
     if stray := [name for name in manifest.files if PurePosixPath(name).is_absolute() or ".." in Path(name).parts]:
         raise CheckpointError(f"{checkpoint}: {MANIFEST} lists {stray[0]!r}, which is not inside the checkpoint")
     if not well_formed:
-        raise CheckpointError(f"{checkpoint}: {MANIFEST} does not list sizes and a step as numbers")
+        raise CheckpointError(
+            f"{checkpoint}: {MANIFEST} does not list sizes and a step as numbers, and checksums as text"
+        )
     if manifest.xxh3_128 and manifest.xxh3_128 != manifest.own_checksum():
         raise CheckpointError(f"{checkpoint}: {MANIFEST} is damaged (its checksum differs)")
     return manifest
