@@ -1,6 +1,6 @@
 """What `olmo-hf plan` says of memory, against what runs really hold and against torch's FSDP memory tracker.
 
-python benchmarks/plan_memory.py [--tracker-only]
+python benchmarks/plan_memory.py [--tracker-only | --cases WORDS]
 
 Runs: a tiny model and one of 34 million parameters (the shape of OLMo 20M) on one and two CPU processes; counted are
 all allocations of torch in steps 2 and 3, the largest of any rank. Tracker: a step on tensors without content, up to a
@@ -75,6 +75,12 @@ RUNS: list[tuple[str, dict[str, int], int, dict[str, Any]]] = [
     ("34M, DDP", MEDIUM, 2, {"micro_batch": 2}),
     ("34M, FSDP2", MEDIUM, 2, {"micro_batch": 2, "sharding": "full"}),
     ("34M, FSDP2, 2 micro-batches", MEDIUM, 2, {"micro_batch": 2, "sharding": "full", "accumulates": True}),
+    (
+        "34M, FSDP2 shard grad op, 2 micro-batches",
+        MEDIUM,
+        2,
+        {"micro_batch": 2, "sharding": "grad", "accumulates": True},
+    ),
     ("34M, bfloat16", MEDIUM, 1, {"micro_batch": 2, "half": True}),
     ("34M, FSDP2, bfloat16", MEDIUM, 2, {"micro_batch": 2, "sharding": "full", "half": True}),
 ]
@@ -145,6 +151,7 @@ def tracked(model: dict[str, int], step: StepSettings) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tracker-only", action="store_true", help="no runs, only torch's tracker")
+    parser.add_argument("--cases", default="", help="runs with this in their name, and no tracker")
     given = parser.parse_args()
     worst = 0.0
     print("| case | ranks | planned | found | difference |\n|---|---|---|---|---|")
@@ -158,11 +165,12 @@ def main() -> int:
         )
 
     with tempfile.TemporaryDirectory() as directory:
-        for number, (name, model, ranks, changes) in enumerate([] if given.tracker_only else RUNS):
+        chosen = [] if given.tracker_only else [run for run in RUNS if given.cases in run[0]]
+        for number, (name, model, ranks, changes) in enumerate(chosen):
             step = step_of(ranks, changes)
             found = measured(Path(directory) / str(number), model, ranks, step)
             show(f"run: {name}", ranks, planned(model, ranks, step), found)
-    for name, model, ranks, changes in TRACKED:
+    for name, model, ranks, changes in [] if given.cases else TRACKED:
         step = dataclasses.replace(step_of(ranks, changes), inside_kernels=False)
         show(f"tracker: {name}", ranks, planned(model, ranks, step), tracked(model, step))
     print(f"largest difference {worst:.1%}, target {TARGET:.0%}")

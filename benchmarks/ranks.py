@@ -50,8 +50,7 @@ def main() -> int:
                 worst, same = max(worst, loss), same and alike
             for seed in range(given.nudges):
                 weights = ways.nudged_weights(first, where / f"weights{seed}", seed=seed)
-                words = [f"--model.init_from={weights}"]
-                found = ways.run("1 process", where / f"nudged{seed}", words=words, **run, **settings)
+                found = ways.run("1 process", where / f"nudged{seed}", init_from=weights, **run, **settings)
                 compare("1 process, other last bits", first, found, clipping)
     print(f"largest relative difference of a loss over {given.steps} steps: {worst:.1e}, target {TARGET:.0e}")
     return 0 if worst <= TARGET and same else 1

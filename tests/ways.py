@@ -1,10 +1,10 @@
 """Ways to spread a run over processes, and how far two runs are apart."""
 
 import gzip
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import yaml
 
 from olmo_hf.config_file import load_run
 from olmo_hf.model.build import build_model
@@ -33,12 +33,17 @@ CLIPPINGS = {
 }
 
 
-def run(way: str, directory: Path, *, words: Sequence[str] = (), **training: object) -> Path:
+def run(way: str, directory: Path, *, init_from: Path | None = None, **training: object) -> Path:
     """A run with unequal numbers of labels in its instances; returns its directory."""
     count, env = WAYS[way]
+    config = runs.write_run(directory, dropout=0.0, label_masks=True, **training)
+    if init_from is not None:
+        config.write_text(
+            yaml.safe_dump(yaml.safe_load(config.read_text()) | {"model": {"init_from": str(init_from)}})
+        )
     ranks = Ranks(count, **env)
     try:
-        ranks.run(runs.write_run(directory, dropout=0.0, label_masks=True, **training), *words)
+        ranks.run(config)
     finally:
         ranks.close()
     return directory / "run"
