@@ -21,8 +21,8 @@ HEAD = """# Dependencies
 <!-- Written by docs/dependencies.py from setup.py, constraints.txt and the installed packages. -->
 
 `setup.py` allows what was tried: the whole test suite runs with the tested versions of `constraints.txt`, which
-`make setup` installs; a part of it was run with the oldest allowed version of every package at once (`numpy` 2.0.0,
-`pyarrow` 24.0.0, `fsspec` 2024.2.0, `matplotlib` 3.10.0 and so on). Python 3.11 on Linux is all that was tried.
+`make setup` installs; a part of it is run with the oldest allowed version of every package at once by
+`python -m pytest -m slow tests/test_package.py`. Python 3.11 on Linux is all that was tried.
 `transformers`, `accelerate`, `datasets` and `torch` change what this package builds on from one minor version to the
 next, so only one minor version of each is allowed. Of extras the tested version alone was tried; `flash-attn` and
 `liger-kernel` need a GPU.

@@ -1,6 +1,7 @@
 """The wheel and the source package: what is in them, and that they do without the checkout what docs/start.md says."""
 
 import email
+import importlib.util
 import os
 import re
 import shlex
@@ -10,10 +11,13 @@ import sys
 import tarfile
 import venv
 import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from tests.house.conftest import ROOT, is_ours
 
@@ -164,20 +168,97 @@ def test_an_installed_wheel_trains_without_the_checkout(wheel: Path, tmp_path: P
     follow_the_page(tmp_path / "empty", bare_environment(PATH=path, PYTHONPATH=str(site)), site)
 
 
-@pytest.mark.slow
-def test_an_empty_environment_gets_everything_it_needs(wheel: Path, tmp_path: Path) -> None:
-    """Only the wheel, and what pip fetches because the wheel asks for it."""
-    home = tmp_path / "environment"
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """Where an environment of a gigabyte stands, and does not stay."""
+    yield tmp_path / "environment"
+    shutil.rmtree(tmp_path / "environment", ignore_errors=True)
+
+
+def new_environment(home: Path, *wanted: Sequence[str]) -> None:
+    """An environment of its own, with what pip fetches: one call for each of `wanted`."""
     venv.create(home, with_pip=True)
-    constraints = ["--constraint", str(ROOT / "constraints.txt")]
-    (torch,) = re.findall(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), re.M)
-    for wanted in (torch, str(wheel)):
-        words = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", *constraints, wanted]
-        done = subprocess.run(words, capture_output=True, text=True, env=bare_environment(), check=False)
-        if done.returncode and re.search("connection|resolution|timed out", done.stderr, re.I):
-            pytest.skip(f"no package index can be reached to install {wanted} from")
+    for words in wanted:
+        command = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=bare_environment(), check=False)
+        if done.returncode and re.search("connection|name resolution|timed out", done.stderr, re.I):
+            pytest.skip(f"no package index can be reached to install {words[-1]} from")
         assert done.returncode == 0, done.stderr[-4000:]
+
+
+def pinned() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+@pytest.mark.slow
+def test_an_empty_environment_gets_everything_it_needs(wheel: Path, home: Path, tmp_path: Path) -> None:
+    """Only the wheel, and what pip fetches because the wheel asks for it."""
+    constraints = ("--constraint", str(ROOT / "constraints.txt"))
+    new_environment(home, (*constraints, f"torch=={pinned()['torch']}"), (*constraints, str(wheel)))
     path = os.pathsep.join([str(home / "bin"), "/usr/bin", "/bin"])
     follow_the_page(tmp_path / "empty", bare_environment(PATH=path), home)
     check = [str(home / "bin" / "python"), "-m", "pip", "check"]
     assert subprocess.run(check, check=False, capture_output=True).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def dependencies() -> ModuleType:
+    """docs/dependencies.py, which reads setup.py."""
+    spec = importlib.util.spec_from_file_location("docs_dependencies", ROOT / "docs" / "dependencies.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tested_versions_are_allowed_and_the_page_has_the_ranges_of_today(dependencies: ModuleType) -> None:
+    page, tested = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8"), dependencies.tested()
+    needed = dependencies.declared("install_requires")
+    assert len(needed) >= 19
+    for one in needed:
+        version = tested[canonicalize_name(one.name)]
+        assert one.specifier.contains(version), f"{one} does not allow what is tested, {version}"
+        assert any(part.operator == ">=" for part in one.specifier), f"{one.name}: which is the oldest that was tried?"
+        assert f"| {one.name} | {one.specifier} | {version} |" in page, "run `python docs/dependencies.py`"
+
+
+# Of every package that is needed something is used in one of these.
+TRIED_WITH_THE_OLDEST = [
+    "data/test_memmap.py",
+    "data/test_hf_builder.py",
+    "data/test_prepare.py",
+    "data/test_remote.py",
+    "model/test_modeling.py",
+    "model/test_saving.py",
+    "test_config_file.py",
+    "report/test_png.py",
+    "test_bad_input.py",
+    "callbacks/test_trackers.py",
+    "evaluation/icl_metric",
+    "callbacks/test_console.py",
+    "invariants/test_split.py",
+]
+
+
+@pytest.mark.slow
+def test_the_oldest_allowed_versions(dependencies: ModuleType, home: Path) -> None:
+    """Every lower bound of setup.py at once."""
+    oldest = []
+    for one in dependencies.declared("install_requires"):
+        (lower,) = [part.version for part in one.specifier if part.operator == ">="]
+        oldest.append(f"{one.name}=={lower}")
+    tools = [f"{name}=={pinned()[name]}" for name in ("pytest", "hypothesis", "psutil", "zstandard")]
+    new_environment(home, (f"torch=={pinned()['torch']}",), (*tools, *oldest))
+    command = [
+        str(home / "bin" / "python"),
+        "-m",
+        "pytest",
+        "-q",
+        *(f"tests/{name}" for name in TRIED_WITH_THE_OLDEST),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=bare_environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
