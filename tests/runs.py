@@ -75,7 +75,9 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true", **extra}
 
 
-def start(config: Path, *words: str, processes: int = 1, script: Path | None = None, **env: str) -> subprocess.Popen:
+def start(
+    config: Path, *words: str, processes: int = 1, script: Path | None = None, **env: str
+) -> subprocess.Popen[bytes]:
     """Start `train_hf.py`, alone or under torchrun."""
     program = [str(script if script is not None else ROOT / "train_hf.py"), str(config), *words]
     launcher = [sys.executable]
@@ -96,13 +98,15 @@ def run(config: Path, *words: str, processes: int = 1, timeout_seconds: float = 
     return text
 
 
-def family(process: subprocess.Popen) -> list[psutil.Process]:
+def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """The process and all its descendants: a launcher starts its ranks in sessions of their own."""
     parent = psutil.Process(process.pid)
     return [parent, *parent.children(recursive=True)]
 
 
-def kill_when(process: subprocess.Popen, condition: Callable[[], bool], *, timeout_seconds: float = 120) -> None:
+def kill_when(
+    process: subprocess.Popen[bytes], condition: Callable[[], bool], *, timeout_seconds: float = 120
+) -> None:
     """`kill -9` the process and all its descendants as soon as the condition holds, and see them gone."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
