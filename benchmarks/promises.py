@@ -11,6 +11,7 @@ promise was not kept.
 """
 
 import argparse
+import contextlib
 import datetime
 import os
 import signal
@@ -80,6 +81,13 @@ def commit_of(where: Path) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
+def end_all(process: subprocess.Popen[str]) -> None:
+    """End a command and what it started."""
+    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # something that left its group may still hold the pipe
+        process.communicate(timeout=5)
+
+
 def try_it(measure: Measure, where: Path) -> Row:
     """Run one command in the clone and read its figure."""
     # The clone must win over an installed package, and a figure must not depend on how many threads added it up.
@@ -100,9 +108,11 @@ def try_it(measure: Measure, where: Path) -> Row:
     try:
         printed, complaints = process.communicate(timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        end_all(process)
         return Row(measure, Figure(f"not done after {LIMIT_SECONDS:.0f} s", "an end", False), LIMIT_SECONDS)
+    except KeyboardInterrupt:
+        end_all(process)
+        raise
     figure = measure.reading(printed, process.returncode)
     if not figure.met:
         print(printed[-4000:], complaints[-4000:], sep="\n", file=sys.stderr, flush=True)
@@ -181,9 +191,15 @@ def main() -> int:
             line for line in surroundings() if not line.startswith("- commit")
         ]  # that of these files, changes and all
         head += [f"- commit: {commit_of(where)}", f"- date: {datetime.date.today().isoformat()}"]
+        interrupted = ""
         for measure in measures:
-            reason = why_not(measure, options.only)
-            row = Row(measure, None, why_not=reason) if reason else try_it(measure, where)
+            reason = interrupted or why_not(measure, options.only)
+            try:
+                row = Row(measure, None, why_not=reason) if reason else try_it(measure, where)
+            except KeyboardInterrupt:
+                interrupted = "the run was interrupted"
+                row = Row(measure, None, why_not=interrupted)
+                reason = interrupted
             rows.append(row)
             found = reason if row.figure is None else row.figure.found
             print(f"{measure.name}: {row.verdict}: {found} ({row.seconds:.0f} s)", flush=True)

@@ -110,6 +110,18 @@ def test_a_command_that_does_not_end_is_a_promise_not_kept(repository, monkeypat
     assert "| not done after 0 s | an end | NOT MET |" in (repository / "docs" / "promises.md").read_text()
 
 
+def test_an_interrupted_run_keeps_what_it_has(repository, monkeypatch):
+    press = Measure(
+        "press", "", ("-c", "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(60)")
+    )
+    rows = (printing("before", "1 passed in 1s"), press, printing("after", "1 passed in 1s"))
+    monkeypatch.setattr(promises, "PROMISES", (Promise("1.", "", rows),))
+    assert run(monkeypatch) == 0
+    page = (repository / "docs" / "promises.md").read_text()
+    assert "Result: 1 of 3 measurements hold; none that was made fails; not measured: press, after.\n" in page
+    assert page.count("| the run was interrupted | all pass | not measured |") == 2
+
+
 def test_without_git_there_is_nothing_to_clone(repository, monkeypatch, tmp_path):
     monkeypatch.setattr(promises, "ROOT", tmp_path / "nothing")
     with pytest.raises(SystemExit, match="cannot be cloned"):
