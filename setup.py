@@ -31,7 +31,7 @@ setup(
         "omegaconf>=2.4",
         "numpy>=2.0",
         "tokenizers>=0.23.3",
-        "fsspec>=2024.2",
+        "fsspec>=2025.5.1",  # before, it hung in data workers that were forked after it had been used
         "huggingface-hub>=2.4,<2.5",
         "jinja2>=3.1",
         "pyarrow>=24",
