@@ -59,6 +59,7 @@ class OlmoTrainingArguments(TrainingArguments):
     weight_decay_rule: Literal["by_role", "by_dimension"] = TrainingArgs.weight_decay_rule
     """Which parameters decay."""
 
+    fused_adamw: bool = TrainingArgs.fused_adamw
     selective_updates: bool = TrainingArgs.selective_updates
     """Elements whose gradient is exactly 0 keep weight and moments."""
 

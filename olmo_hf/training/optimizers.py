@@ -48,6 +48,8 @@ class OptimizerSettings(Protocol):
     @property
     def weight_decay_rule(self) -> WeightDecayRule: ...
     @property
+    def fused_adamw(self) -> bool: ...
+    @property
     def selective_updates(self) -> bool: ...
     @property
     def record_update_metrics(self) -> bool: ...
@@ -287,6 +289,5 @@ def build_optimizer(model: nn.Module, training: OptimizerSettings) -> torch.opti
     assert training.optimizer == "adamw", training.optimizer
     if training.selective_updates or training.record_update_metrics:
         return AdamWithUpdates(groups, selective_updates=training.selective_updates, **adam)
-    # Fused on a GPU; elsewhere torch's own choice (foreach or a loop), whose results do not depend on the threads.
-    on_gpu = all(parameter.device.type == "cuda" for group in groups for parameter in group["params"])
-    return torch.optim.AdamW(groups, fused=True if on_gpu else None, **adam)
+    can_fuse = all(parameter.device.type in ("cuda", "cpu") for group in groups for parameter in group["params"])
+    return torch.optim.AdamW(groups, fused=True if training.fused_adamw and can_fuse else None, **adam)

@@ -58,6 +58,7 @@ def our_settings(name: str, directory: Path) -> dict[str, Any]:
             "per_device_train_batch_size": config["device_train_microbatch_size"],
             "seed": config["seed"],
             "optimizer": {"adamw": "adamw", "lionw": "lion"}[optimizer["name"]],
+            "fused_adamw": False,
             "selective_updates": optimizer.get("selective_updates", False),
             "learning_rate": optimizer["learning_rate"],
             "weight_decay": optimizer["weight_decay"],

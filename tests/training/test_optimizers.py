@@ -319,3 +319,21 @@ def test_a_state_saved_and_loaded_continues_bitwise(kind, tmp_path):
     resumed.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
     assert train(second, resumed, 3) == losses[3:]
     assert losses[-1] < losses[0]
+
+
+def test_fused_and_looping_adamw_differ_in_roundings_only():
+    """Weights of order 0.1 after ten updates of 0.01: a few roundings of each."""
+    ends = []
+    for fused in (True, False):
+        model = tiny_olmo2()
+        optimizer = build_optimizer(model, TrainingArgs(learning_rate=0.01, fused_adamw=fused))
+        assert bool(optimizer.defaults["fused"]) is fused
+        for step in range(10):
+            generator = torch.Generator().manual_seed(step)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            optimizer.step()
+        ends.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    start = torch.cat([parameter.detach().flatten() for parameter in tiny_olmo2().parameters()])
+    assert (ends[0] - start).abs().max() > 0.01
+    assert (ends[0] - ends[1]).abs().max() <= 10 * torch.finfo(torch.float32).eps
