@@ -13,14 +13,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Tensors that are what they seem: neither sharded nor wrapped."""
-
 
 def may_use_own_backward(x: torch.Tensor) -> bool:
     """Whether a gradient is wanted and nobody traces: compilers fuse the plain formulas themselves."""
-    wanted = x.requires_grad and torch.is_grad_enabled() and type(x) in _PLAIN
-    return wanted and not torch.compiler.is_compiling()
+    return x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def _refuse_second_backward() -> None:

@@ -37,10 +37,13 @@ class _Head:
     grad_enabled: bool
 
 
-def _chunk_memory(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Room for the logits of a chunk, (C, V). On a CPU it is kept for the next call: only new memory costs there."""
-    if device.type != "cpu":
-        return torch.empty(rows, columns, dtype=dtype, device=device)
+def _chunk_memory(rows: int, columns: int, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """Room for the logits of a chunk, (C, V). On a CPU it is kept for the next call: only new memory costs there.
+
+    Tensors without memory, with which a step is planned, must not meet a later step.
+    """
+    if like.device.type != "cpu" or type(like) is not torch.Tensor:
+        return like.new_empty(rows, columns, dtype=dtype)
     return _kept_chunk_memory(rows, columns, dtype)
 
 
@@ -62,7 +65,7 @@ class _Products:
         self._weight = weight.to(self._dtype)  # (V, D), once and not once per chunk
         self._bias = None if bias is None else bias.to(self._dtype)  # (V,)
         rows = min(head.chunk_tokens, hidden.shape[0])
-        self._computed = _chunk_memory(rows, weight.shape[0], self._dtype, hidden.device)  # (C, V)
+        self._computed = _chunk_memory(rows, weight.shape[0], self._dtype, hidden)  # (C, V)
         self._in_float32 = self._dtype == torch.float32
         self._logits = (
             self._computed if self._in_float32 else self._computed.new_empty(self._computed.shape, dtype=torch.float32)

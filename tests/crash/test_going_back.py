@@ -127,7 +127,10 @@ def test_all_ranks_go_back_together(went_back: Path, forks: Forks, tmp_path: Pat
     here, there = runs.losses(tmp_path / "run"), runs.losses(tmp_path / "alone" / "run")
     for step in range(1, 13):
         # Another number of ranks adds up in another order; 1e-5 is what restarts promise.
-        assert here[step] == pytest.approx(there[step], rel=1e-5), step
+        # So do losses; the gradient's norm, stirred by AdamW's first updates, is given ten times that. Another batch
+        # moves both by a tenth and more.
+        assert here[step] == pytest.approx(there[step], rel=1e-4), step
+        assert here[step][0] == pytest.approx(there[step][0], rel=1e-5), step
     own = [read_data_indices(data_indices_path(tmp_path / "run", rank)) for rank in (0, 1)]
     _, order = open_run_data(tmp_path / "run", [], 2)
     assert [own[rank][9] for rank in (0, 1)] == [ids_of_step(order, 16)[rank::2].tolist() for rank in (0, 1)]
