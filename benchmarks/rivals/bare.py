@@ -1,6 +1,8 @@
 """A bare loop: transformers' Olmo2, the fused AdamW of torch, clipping and z-loss, in a page of code."""
 
+import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,9 @@ from workloads import (
     rival_options,
     tell,
 )
+
+Loss = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+"""From a model and (B, S) ids to the sum of their losses."""
 
 
 def stock_model(work: Workload) -> Olmo2ForCausalLM:
@@ -56,33 +61,48 @@ def fused_adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
     )
 
 
+def stock_loss(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Sum of the losses over (B, S) ids, from the model's logits."""
+    return loss_sum(model(input_ids=ids, use_cache=False).logits, ids)
+
+
 def training_step(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: np.ndarray, work: Workload, step: int
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rows: np.ndarray,
+    work: Workload,
+    step: int,
+    loss: Loss = stock_loss,
 ) -> None:
     """All micro-batches of a step, and the update."""
     targets = work.global_batch * (work.sequence_length - 1)
     for part in range(work.accumulation):
         first = step * work.global_batch + part * work.micro_batch
         ids = torch.from_numpy(rows[first : first + work.micro_batch].astype(np.int64))
-        (loss_sum(model(input_ids=ids, use_cache=False).logits, ids) / targets).backward()
+        (loss(model, ids) / targets).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
-def main() -> None:
-    options = rival_options()
+def run(model: torch.nn.Module, loss: Loss, options: argparse.Namespace) -> None:
+    """All steps that were asked for, timed."""
     work = WORKLOADS[options.workload]
-    model = stock_model(work)
-    if options.compile:
-        model.compile()
     optimizer, rows = fused_adamw(model), token_rows(options.folder / "tokens.npy", work)
     seconds = []
     for step in range(options.steps):
         start = time.perf_counter()
-        training_step(model, optimizer, rows, work, step)
+        training_step(model, optimizer, rows, work, step, loss)
         seconds.append(time.perf_counter() - start)
     tell(seconds)
+
+
+def main() -> None:
+    options = rival_options()
+    model = stock_model(WORKLOADS[options.workload])
+    if options.compile:
+        model.compile()
+    run(model, stock_loss, options)
 
 
 if __name__ == "__main__":
