@@ -79,6 +79,27 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
     assert reason in passed_over[0]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"files": {"model": {"size": 1}}, "step": 8}',
+        '{"files": {"model": {"size": "1"}}, "step": 8}',
+        "[]",
+    ],
+    ids=["deep", "no checksum", "size as text", "a list"],
+)
+def test_what_is_no_manifest_is_passed_over_with_its_name(tmp_path: Path, text: str) -> None:
+    older, newer = make(tmp_path, 4, content=b"w"), make(tmp_path, 8, content=b"w")
+    fields = json.loads((newer / commit.MANIFEST).read_text())
+    if text.startswith("{"):  # all else as it should be, but for the manifest's own checksum
+        text = json.dumps(fields | json.loads(text) | {"xxh3_128": ""})
+    (newer / commit.MANIFEST).write_text(text)
+    found, passed_over = commit.newest_whole(tmp_path)
+    assert found == older
+    assert [commit.MANIFEST in reason and "checkpoint-8" in reason for reason in passed_over] == [True]
+
+
 def test_every_bit_of_a_manifest_counts(tmp_path: Path) -> None:
     """No single flipped bit goes unnoticed, except where it changes nothing but white space."""
     checkpoint = make(tmp_path, 8, content=b"w")
