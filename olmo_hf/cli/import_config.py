@@ -44,7 +44,8 @@ def run(namespace: argparse.Namespace) -> int:
         print(line)
     if namespace.strict and (imported.ledger.refused() or imported.open_problems):
         raise ConfigError(
-            f"{namespace.original}: not translated as a whole (--strict); see above. Nothing was written"
+            f"{namespace.original}: not translated as a whole, see above, and nothing was written; change what is "
+            "refused with --set KEY=VALUE, or leave --strict out"
         )
     if namespace.output.exists() and not namespace.force:
         raise ConfigError(f"{namespace.output}: exists; give another -o, or --force to replace it")

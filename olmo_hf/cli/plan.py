@@ -88,7 +88,9 @@ def run(namespace: argparse.Namespace) -> int:
                 factors=training.learning_rate_factors,
             )
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--schedule: {namespace.schedule} cannot be drawn: {error}") from error
+            raise ConfigError(
+                f"--schedule: {namespace.schedule} cannot be drawn ({error}); name an image file where you may write"
+            ) from error
         print(f"\nwrote {namespace.schedule}")
     return 0
 

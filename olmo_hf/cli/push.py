@@ -103,7 +103,7 @@ def _facts(checkpoint: Path, name: str, license_name: str | None) -> Any:
 
     step, tokens, versions = None, None, {}
     if (checkpoint / commit.MANIFEST).is_file():
-        manifest = commit.verify(checkpoint)  # a damaged model is not published
+        manifest = commit.require_whole(checkpoint)  # a damaged model is not published
         step, tokens, versions = manifest.step, manifest.tokens, manifest.versions
     return CardFacts(
         name=name,

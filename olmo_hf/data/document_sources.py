@@ -203,7 +203,9 @@ def load_rows(dataset: str, split: str, column: str) -> Any:
             rows = datasets.load_dataset(dataset, split=split)
     except (OSError, KeyError, ValueError, datasets.exceptions.DatasetsError) as error:
         why = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)
-        raise DataError(f"--dataset: {dataset} (split {split}) cannot be loaded ({why})") from error
+        raise DataError(
+            f"--dataset: {dataset} (split {split}) cannot be loaded ({why}); check name, configuration and connection"
+        ) from error
     if column not in rows.column_names:
         names = ", ".join(rows.column_names)
         raise DataError(f"{dataset}: has no column {column!r}, but {names}; name one with --text-column")

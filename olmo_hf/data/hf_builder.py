@@ -133,7 +133,7 @@ class OlmoMemmap(datasets.ArrowBasedBuilder):
                 )
         unknown = sorted(set(given) - set(downloaded))
         if unknown:
-            raise DataError(f"label_mask_files: has {unknown[0]!r}, which is no split of data_files")
+            raise DataError(f"label_mask_files: has {unknown[0]!r}, which is no split of data_files; remove it")
         return {split: list(given.get(split, [None] * len(paths))) for split, paths in downloaded.items()}
 
     def _dtype_name(self, path: str) -> str:

@@ -70,7 +70,10 @@ def ids_of_rank(ids: np.ndarray, rank: int, world_size: int) -> np.ndarray:
     if not 0 <= rank < world_size:
         raise DataError(f"--rank: found {rank}, expected 0 to {world_size - 1} (--world-size {world_size})")
     if ids.size % world_size:
-        raise DataError(f"--world-size: a global batch of {ids.size} instances cannot be dealt to {world_size} ranks")
+        raise DataError(
+            f"--world-size: a global batch of {ids.size} instances cannot be dealt to {world_size} ranks; give a "
+            "divisor of it"
+        )
     return ids[rank::world_size]
 
 

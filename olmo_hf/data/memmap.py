@@ -80,9 +80,13 @@ class MemMapDataset(Dataset[dict[str, Any]]):
         if sequence_length < 1:
             raise DataError(f"sequence_length: found {sequence_length}, expected 1 or more")
         if generate_doc_lens and eos_token_id is None:
-            raise DataError("document lengths need the end-of-text id, and the tokenizer gives none")
+            raise DataError(
+                "eos_token_id: is not given, but document lengths are asked for; take a tokenizer with one"
+            )
         if generate_attention_mask and pad_token_id is None:
-            raise DataError("an attention mask needs the padding id, and the tokenizer gives none")
+            raise DataError(
+                "pad_token_id: is not given, but an attention mask is asked for; take a tokenizer with one"
+            )
         self.paths = [str(path) for path in paths]
         self.sequence_length = sequence_length
         self.token_dtype = token_dtype

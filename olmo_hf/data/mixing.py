@@ -64,7 +64,10 @@ def plan_mix(
         else:
             total = mix_tokens // sequence_length - sum(taken.values())
         if total < 1:
-            raise DataError(f"data.mix_tokens: found {mix_tokens}, which leaves nothing for the weighted sources")
+            raise DataError(
+                f"data.mix_tokens: found {mix_tokens}, which leaves nothing for the weighted sources; raise it, or "
+                "give the others less"
+            )
         taken |= _apportion(shares, total)
     return [MixedSource(name, available[name], taken[name]) for name in sorted(sources)]
 

@@ -205,7 +205,7 @@ class _Work:
             shown = "\n".join(f"  - {text}" for text in report.bad[:10])
             raise DataError(
                 f"{report.num_bad:,} documents cannot be used, more than the {self.options.max_bad_documents:,} "
-                f"that --max-bad-documents allows; the first are\n{shown}"
+                f"that --max-bad-documents allows; mend them or raise it. The first are\n{shown}"
             )
 
     def _save_state(self, next_batch: int) -> None:

@@ -110,7 +110,10 @@ def _patiently(path: str, what: str, attempt: Callable[[], T]) -> T:
             if not _may_pass(error) or number == MAX_ATTEMPTS:
                 times = f" in {number} attempts" if number > 1 else ""
                 said = str(error) or type(error).__name__
-                raise DataError(f"{path}: {what} cannot be read{times} ({said})") from error
+                raise DataError(
+                    f"{path}: {what} cannot be read{times} ({said}); check the address, your rights there and the "
+                    "connection"
+                ) from error
             logger.warning("%s: %s: %s; trying again in %.1f s", path, what, error or type(error), pause_seconds)
             time.sleep(pause_seconds)
             pause_seconds *= 2

@@ -89,7 +89,9 @@ def read_npy_header(stream: BinaryIO, path: str) -> NpyHeader | None:
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, _, dtype = read(stream)
     except ValueError as error:
-        raise DataError(f"{path}: begins as a NumPy file, but its header cannot be read ({error})") from error
+        raise DataError(
+            f"{path}: begins as a NumPy file, but its header cannot be read ({error}); write the file again"
+        ) from error
     if len(shape) != 1 or dtype.kind not in "ub":
         raise DataError(
             f"{path}: is a NumPy array of type {dtype} and shape {shape}, expected one dimension of unsigned integers"
@@ -175,7 +177,7 @@ def describe_token_file(path: str, dtype: np.dtype, size_bytes: int, header: Npy
     if rest:
         raise DataError(
             f"{path}: {size_bytes:,} bytes are no whole number of {dtype} tokens ({dtype.itemsize} bytes each); "
-            "the file is cut off, or data.token_dtype is wrong"
+            "the file is cut off: restore it, or data.token_dtype is wrong: correct it"
         )
     return TokenFile(path, dtype, offset_bytes, num_tokens, size_bytes)
 
@@ -235,7 +237,8 @@ class TokenReader:
                 got_bytes += more
         except OSError as error:
             raise DataError(
-                f"{file.path}: tokens from {first_token:,} on cannot be read ({error.strerror or error})"
+                f"{file.path}: tokens from {first_token:,} on cannot be read ({error.strerror or error}); restore "
+                "the file and start again"
             ) from error
         if got_bytes != row.nbytes:
             raise DataError(

@@ -147,7 +147,7 @@ def _from_file(path: str) -> Tokenizer:
     try:
         return Tokenizer.from_file(path)
     except Exception as error:  # the library raises nothing more particular
-        raise DataError(f"{path}: is no tokenizer.json ({error})") from error
+        raise DataError(f"{path}: is no tokenizer.json ({error}); give the one of a fast tokenizer") from error
 
 
 def differing_texts(raw: Tokenizer, auto: object) -> list[str]:
@@ -199,7 +199,9 @@ def take_over_tokenizer(source: str, folder: str | os.PathLike[str], *, eos_toke
 
 def _known(raw: Tokenizer, token: str | None, source: str) -> str | None:
     if token is not None and raw.token_to_id(token) is None:
-        raise DataError(f"--eos-token: {token!r} is no token of {source}")
+        raise DataError(
+            f"--eos-token: {token!r} is no token of {source}; name one that is, as its tokenizer.json writes it"
+        )
     return token
 
 

@@ -66,7 +66,8 @@ def build_model(
         if "attention" not in str(error).lower() and "flash" not in str(error).lower():
             raise
         raise ConfigError(
-            f"model.attn_implementation: found {args.attn_implementation!r}, which cannot be used here: {error}"
+            f"model.attn_implementation: found {args.attn_implementation!r}, which cannot be used here ({error}); "
+            "choose another, or leave it out"
         ) from error
     if args.activation_checkpointing is not None:
         apply_activation_checkpointing(model, args.activation_checkpointing)

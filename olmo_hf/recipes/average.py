@@ -94,7 +94,10 @@ def open_ingredients(paths: Sequence[Path], weights: Sequence[float] | None = No
     found = [_open(path, weight, weight / sum(counts)) for path, weight in zip(paths, counts, strict=True)]
     problems = _problems(found)
     if problems:
-        raise ConversionError("these checkpoints cannot be averaged:\n" + "\n".join(f"  - {p}" for p in problems))
+        raise ConversionError(
+            "these checkpoints cannot be averaged; leave out those that differ:\n"
+            + "\n".join(f"  - {p}" for p in problems)
+        )
     return found
 
 
@@ -156,7 +159,7 @@ def _open(given: Path, weight: float, share: float) -> Ingredient:
     ingredient = Ingredient(str(given), path, weight, share, open_checkpoint(path))
     ingredient.settings = run_settings(path)
     if (path / commit.MANIFEST).is_file():
-        manifest = commit.verify(path)
+        manifest = commit.require_whole(path)
         ingredient.step, ingredient.tokens = manifest.step, manifest.tokens
     return ingredient
 
@@ -225,7 +228,7 @@ def _tokenizer_digest(path: Path) -> str | None:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise CheckpointError(f"{file}: is not readable as JSON ({error})") from error
+        raise CheckpointError(f"{file}: is not readable as JSON ({error}); choose a whole checkpoint") from error
     for passing in ("truncation", "padding"):
         content.pop(passing, None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

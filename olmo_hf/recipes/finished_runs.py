@@ -53,7 +53,10 @@ def point_of(run: History, metric: str | None = None) -> Point:
     series = run.series.get(name)
     if series is None:
         known = ", ".join(key for key in sorted(run.series) if key.startswith("eval/") and "Entropy" in key)
-        raise DataError(f"{run.run_dir}: has no metric {name!r}; of evaluations it has: {known if known else 'none'}")
+        raise DataError(
+            f"{run.run_dir}: has no metric {name!r}, expected one of its evaluations: "
+            f"{known if known else 'it has none'}"
+        )
     tokens = max(float(np.nanmax(one.tokens)) for one in run.series.values())
     values = series.values
     if metric is None:
@@ -76,7 +79,9 @@ def parameters_of(run_dir: Path) -> int:
         run = load_run(run_dir / "config.yaml")
         return count_parameters(build_config(run.model)).non_embedding
     except ConfigError as error:
-        raise DataError(f"{run_dir}: has no checkpoint and no usable config.yaml to tell its size: {error}") from error
+        raise DataError(
+            f"{run_dir}: has no checkpoint and no usable config.yaml to tell its size ({error}); leave it out"
+        ) from error
 
 
 def _why_not_finished(run: History) -> str | None:

@@ -126,7 +126,7 @@ def architecture_of(size: str) -> dict[str, int]:
     else:
         raise ConfigError(f"--sizes: found {size!r}, expected one of {', '.join(SIZES)} or WIDTHxLAYERSxHEADS")
     if min(width, layers, heads) < 1 or width % heads or (width // heads) % 2:
-        raise ConfigError(f"--sizes: found {size!r}; the width must be an even multiple of the heads, none of them 0")
+        raise ConfigError(f"--sizes: found {size!r}; expected a width that is an even multiple of the heads, none 0")
     return {
         "hidden_size": width,
         "num_hidden_layers": layers,

@@ -86,7 +86,7 @@ def read_record(run_dir: Path) -> Record:
     if not (run_dir / METRICS_FILE).is_file():
         raise DataError(f"{run_dir}: holds no {METRICS_FILE}; give the directory of a run that has logged steps")
     if not (run_dir / EVENTS_FILE).is_file():
-        raise DataError(f"{run_dir}: holds no {EVENTS_FILE}, so where its launches began is not known")
+        raise DataError(f"{run_dir}: holds no {EVENTS_FILE}, which tells where launches began; restore it from a copy")
     events = [e for e in read_json_lines(run_dir / EVENTS_FILE) if _is_stamped(e)]
     stretches = _stretches(events, _launches(run_dir))
     if not stretches:

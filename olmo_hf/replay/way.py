@@ -78,7 +78,10 @@ def find_way(record: Record, step: int, *, attempt: int | None = None) -> Way:
         stretch, last = before[0], stretch.start_step
         not_after = last - 1
     if checkpoint is None and pieces[0][0].position is not None:
-        raise CheckpointError(f"{record.run_dir}: the checkpoint that step {step} built upon is gone")
+        raise CheckpointError(
+            f"{record.run_dir}: the checkpoint that step {step} built upon is gone; bring it back, or choose a later "
+            "step"
+        )
     segments = _merged([_segment(record.run_dir, *piece, notes) for piece in pieces])
     return Way(checkpoint, segments, list(dict.fromkeys(notes)))
 

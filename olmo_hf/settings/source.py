@@ -33,7 +33,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes; a configuration is a small text file")
+            raise ConfigError(
+                f"{path}: has more than {MAX_FILE_BYTES} bytes; give a YAML file with the settings of a run"
+            )
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from error

@@ -31,6 +31,8 @@ OnAll = Callable[[Callable[[], Any]], Any]
 SPACE_MARGIN = 1.02
 """Room for the small files beside the tensors."""
 
+_BAD_DISK = "the disk does not keep what is written: set training.output_dir to another one"
+
 
 def reached(stage: str, step: int) -> None:
     """Called as a save gets on: `open`, `model`, `optimizer`, `state`, `manifest`, `done`. A test kills it there."""
@@ -202,12 +204,12 @@ def read_back(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     """
     run_on_all(
         lambda: commit.verify(checkpoint, tensors=False) if disk.is_writer else None,
-        lambda messages: CheckpointError("; ".join(messages)),
+        lambda messages: CheckpointError(f"{'; '.join(messages)}; {_BAD_DISK}"),
     )
     try:
         restore_tensors(checkpoint, model, optimizer)
     except DamagedCheckpointError as error:
-        raise CheckpointError(str(error)) from error
+        raise CheckpointError(f"{error}; {_BAD_DISK}") from error
 
 
 def _require_same_rule(checkpoint: Path, optimizer: torch.optim.Optimizer) -> None:

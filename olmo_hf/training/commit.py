@@ -216,6 +216,14 @@ def verify(checkpoint: Path, *, tensors: bool = True) -> Manifest:
     return manifest
 
 
+def require_whole(checkpoint: Path, *, tensors: bool = True) -> Manifest:
+    """Identical to `verify` except that the message says what to do: for a checkpoint that somebody has named."""
+    try:
+        return verify(checkpoint, tensors=tensors)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; name another checkpoint, or restore this one from a copy") from error
+
+
 def problems_of(checkpoint: Path, files: dict[str, dict[str, Any]], *, tensors: bool = True) -> Iterator[str]:
     """What is wrong with the files, one sentence each, in their order; `tensors` as in `verify`."""
 

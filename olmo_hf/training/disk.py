@@ -66,6 +66,9 @@ def _lowest_visible(run_dir: Path, token: str) -> int:
         seen = [int(name.rpartition("-")[2]) for name in names if name.startswith(f"{PROBE}{token}-")]
         if 0 in seen or time.monotonic() > deadline:
             if not seen:
-                raise CheckpointError("no process of this machine could be found there")
+                raise CheckpointError(
+                    f"{run_dir}: a file that this machine writes there cannot be seen; set training.output_dir to a "
+                    "disk that shows what is written"
+                )
             return min(seen)
         time.sleep(0.05)

@@ -58,7 +58,7 @@ def resolve_loss_implementation(name: str, *, device_type: str, gives_hidden_sta
         return "plain"
     if name == "chunked":
         return "chunked"
-    raise ConfigError(f"{key} is {name!r}, but must be auto, plain, chunked, flash or liger")
+    raise ConfigError(f"{key} is {name!r}, expected auto, plain, chunked, flash or liger")
 
 
 def flash_causal_lm_loss_sums(

@@ -142,7 +142,7 @@ class ShardedReader:
             metadata = dcp.FileSystemReader(directory).read_metadata()
         except Exception as error:
             raise CheckpointError(
-                f"{directory}: the index of the sharded checkpoint is unreadable ({error})"
+                f"{directory}: the index of the sharded checkpoint is unreadable ({error}); choose another checkpoint"
             ) from error
         self.metadata: dict[str, Any] = metadata.state_dict_metadata
 
@@ -207,7 +207,10 @@ def _copy_into(target: torch.Tensor, file: Any, key: str) -> None:
     """Copy from a tensor in an open file; of a sharded target only its own part is read."""
     shape = torch.Size(file.get_slice(key).get_shape())
     if target.shape != shape:
-        raise CheckpointError(f"{key}: the checkpoint has shape {tuple(shape)}, the run {tuple(target.shape)}")
+        raise CheckpointError(
+            f"{key}: the checkpoint has shape {tuple(shape)}, the run {tuple(target.shape)}; choose a checkpoint of "
+            "this model"
+        )
     with torch.no_grad():
         if not isinstance(target, DTensor) or not shape:
             (target.to_local() if isinstance(target, DTensor) else target).copy_(file.get_tensor(key))
@@ -233,7 +236,9 @@ def open_reader(checkpoint: Path) -> tuple[Reader, Reader | None]:
         sharded = ShardedReader(checkpoint / SHARDED_DIR)
         return (WholeReader(models) if models else sharded), sharded
     if not models:
-        raise CheckpointError(f"{checkpoint}: holds no weights (model*.safetensors or {SHARDED_DIR}/)")
+        raise CheckpointError(
+            f"{checkpoint}: holds no weights (model*.safetensors or {SHARDED_DIR}/); choose another checkpoint"
+        )
     optimizer = checkpoint / OPTIMIZER_FILE
     if not optimizer.is_file():
         return WholeReader(models), None

@@ -124,7 +124,9 @@ class RestartingTrainer(LearningTrainer):
             for reason in passed_over:
                 logger.warning("passed over: %s", reason)
             if checkpoint is None:
-                raise CheckpointError(f"{self.run_dir}: no whole checkpoint to resume from")
+                raise CheckpointError(
+                    f"{self.run_dir}: no whole checkpoint to resume from; name another, or start afresh"
+                )
         elif resume_from_checkpoint:
             checkpoint = Path(resume_from_checkpoint)
         if checkpoint is not None:

@@ -17,6 +17,9 @@ from olmo_hf.training.tensors import NUMBER, Table, model_table
 OF_THE_PARAMETERS_SHAPE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 """Keys of an optimizer's state under which there is a number for every element of the parameter."""
 
+_OTHER = "choose a checkpoint from before that happened"
+_OF_THIS_MODEL = "choose a checkpoint of this model, or set model.config to the one of the checkpoint"
+
 
 @dataclass(kw_only=True)
 class Targets:
@@ -67,9 +70,9 @@ def finish(targets: Targets, optimizer: torch.optim.Optimizer | None) -> None:
     """
     source = targets.source
     if bad := [name for name, parameter in targets.model.items() if _has_nan(parameter)]:
-        raise CheckpointError(f"{source}: weights that are not numbers after loading: {', '.join(bad[:5])}")
+        raise CheckpointError(f"{source}: holds weights that are not numbers ({', '.join(bad[:5])}); {_OTHER}")
     if bad := [name for name, target in targets.optimizer.items() if _ends(target).isnan().any()]:
-        raise CheckpointError(f"{source}: optimizer state that is no number after loading: {', '.join(bad[:5])}")
+        raise CheckpointError(f"{source}: holds optimizer state that is no number ({', '.join(bad[:5])}); {_OTHER}")
     if optimizer is None or not targets.state:  # saved before the first step
         return
     for values in targets.state.values():
@@ -91,7 +94,7 @@ def _model_targets(reader: Reader, model: nn.Module, *, source: Path) -> Table:
         if layout[name] != (here.shape, here.dtype)
     ]
     if wrong:
-        raise CheckpointError(f"{source}: shapes or types differ: " + "; ".join(wrong[:5]))
+        raise CheckpointError(f"{source}: shapes or types differ: {'; '.join(wrong[:5])}; {_OF_THIS_MODEL}")
     with torch.no_grad():
         for parameter in table.values():
             parameter.fill_(float("nan"))
@@ -106,9 +109,13 @@ def _has_nan(tensor: torch.Tensor) -> bool:
 
 def _compare_names(here: set[str], there: set[str], source: Path) -> None:
     if missing := sorted(here - there):
-        raise CheckpointError(f"{source}: {len(missing)} tensors are missing, among them {', '.join(missing[:5])}")
+        raise CheckpointError(
+            f"{source}: {len(missing)} tensors are missing, among them {', '.join(missing[:5])}; {_OF_THIS_MODEL}"
+        )
     if unknown := sorted(there - here):
-        raise CheckpointError(f"{source}: {len(unknown)} tensors belong to no parameter: {', '.join(unknown[:5])}")
+        raise CheckpointError(
+            f"{source}: {len(unknown)} tensors belong to no parameter: {', '.join(unknown[:5])}; {_OF_THIS_MODEL}"
+        )
 
 
 def _optimizer_targets(
@@ -133,13 +140,15 @@ def _optimizer_targets(
             if key in OF_THE_PARAMETERS_SHAPE and shape != parameter.shape:
                 raise CheckpointError(
                     f"{source}: shapes differ: {full_name} is {tuple(shape)} there and the parameter "
-                    f"{tuple(parameter.shape)} here"
+                    f"{tuple(parameter.shape)} here; {_OF_THIS_MODEL}"
                 )
             on_device = key != "step" or group.get("fused") or group.get("capturable")
             targets[full_name] = _like(parameter, shape, dtype, on_device=bool(on_device))
             state[parameter][key] = targets[full_name]
     if unknown := sorted(set(stored) - set(targets)):
-        raise CheckpointError(f"{source}: optimizer state of unknown parameters: {', '.join(unknown[:5])}")
+        raise CheckpointError(
+            f"{source}: optimizer state of unknown parameters: {', '.join(unknown[:5])}; {_OF_THIS_MODEL}"
+        )
     return targets, state
 
 

@@ -219,7 +219,10 @@ def _fetch_newer(directory: Path, disk: Disk, step: int | None, upload_to: str |
             return commit.checkpoint_path(directory, elsewhere)
         logger.warning("passed over: %s", damages[0])
     if damages and step is None:
-        raise CheckpointError(f"{upload_to}: none of the copies there is whole ({damages[0]})")
+        raise CheckpointError(
+            f"{upload_to}: none of the copies there is whole ({damages[0]}); remove them, or set training.upload_to "
+            "to another place"
+        )
     return None
 
 
@@ -253,10 +256,11 @@ def _named(resume: str, *, tensors: bool) -> Path:
             logger.warning("passed over: %s", reason)
         if found is None:
             raise CheckpointError(
-                f"training.resume is {resume!r}: none of the checkpoints there is whole and has an optimizer"
+                f"training.resume is {resume!r}: none of the checkpoints there is whole and has an optimizer; name "
+                "another"
             )
         return found.resolve()
-    commit.verify(source, tensors=tensors)
+    commit.require_whole(source, tensors=tensors)
     return source.resolve()
 
 

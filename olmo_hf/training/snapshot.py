@@ -139,7 +139,9 @@ def take(
     """
     whole = kind == "unsharded" or not snapshot.is_sharded
     if whole and not isinstance(snapshot.model, PreTrainedModel):
-        raise CheckpointError(f"{type(snapshot.model).__name__} is not a PreTrainedModel and cannot be saved as one")
+        raise CheckpointError(
+            f"{type(snapshot.model).__name__}: cannot be saved, expected a PreTrainedModel of transformers"
+        )
     model = _whole_model(snapshot.model, keep=is_writer) if whole else {}
     sharded = optimizer = None
     if snapshot.is_sharded and (has_optimizer or not whole):

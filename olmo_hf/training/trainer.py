@@ -67,7 +67,10 @@ class OlmoTrainer(GoingBackTrainer):
                 "use_cpu=True (or ACCELERATE_USE_CPU=true) before they are made, where there is no accelerator"
             )
         if fsdp_requested() and not self.is_fsdp_enabled:
-            raise ConfigError("the launcher asked for FSDP, but the model is not sharded: check the accelerate config")
+            raise ConfigError(
+                "the launcher asks for FSDP (ACCELERATE_USE_FSDP), but the model is not sharded; launch with a "
+                "file of accelerate_configs/, which says all that FSDP needs"
+            )
         if isinstance(self.train_dataset, MemMapDataset):
             self.train_dataset = OrderedDataset(
                 self.train_dataset,

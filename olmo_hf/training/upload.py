@@ -89,7 +89,10 @@ def patiently(action: Callable[[], Value], what: str, stop: threading.Event | No
             raise
         except Exception as error:
             if attempt == MAX_ATTEMPTS or (stop is not None and stop.is_set()):
-                raise CheckpointError(f"{what} failed in {attempt} attempts ({error})") from error
+                raise CheckpointError(
+                    f"{what} failed in {attempt} attempts ({error}); check the address, your rights there and the "
+                    "connection"
+                ) from error
             logger.warning("%s: %s; trying again in %.1f s", what, error, pause_seconds)
             time.sleep(pause_seconds)
             pause_seconds *= 2
@@ -308,4 +311,6 @@ def fetch_source(url: str, run_dir: Path) -> Path:
             return commit.checkpoint_path(run_dir / DOWNLOADED, step)
         logger.warning("passed over: %s", damage)
         step = newest_copy(url, before_step=step)
-    raise CheckpointError(f"training.resume is {url!r}: no {'whole ' if damage else ''}checkpoint is there")
+    raise CheckpointError(
+        f"training.resume is {url!r}: no {'whole ' if damage else ''}checkpoint is there; name another"
+    )

@@ -74,7 +74,7 @@ def test_fused_heads_are_refused_for_models_that_only_return_logits(name):
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ConfigError, match="must be auto, plain, chunked, flash or liger"):
+    with pytest.raises(ConfigError, match="expected auto, plain, chunked, flash or liger"):
         resolve_loss_implementation("fast", device_type="cpu", gives_hidden_states=True)
 
 

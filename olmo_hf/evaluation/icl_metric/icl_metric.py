@@ -66,7 +66,9 @@ class IclMetric(evaluate.Metric):
             place.setdefault(reference["continuation"], (prediction, reference))  # the first of several alike counts
         whole = {number: found for number, found in sorted(by_document.items()) if _is_whole(found)}
         if not whole:
-            raise DataError("no document has all of its continuations; there is nothing to score")
+            raise DataError(
+                "no document has all of its continuations, so there is nothing to score; add the missing rows"
+            )
         rows = [(number, *found[place]) for number, found in enumerate(whole.values()) for place in sorted(found)]
         table = ContinuationTable(
             question=np.array([number for number, _, _ in rows]),

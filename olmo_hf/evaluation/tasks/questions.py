@@ -65,7 +65,10 @@ def read_questions(
     found = _from_requests(task, task_data) if task.requests else _from_documents(task, task_data)
     questions = list(itertools.islice(found, max_questions))
     if not questions:
-        raise DataError(f"task {task.label}: there is not a single question in {task.requests or task.documents}")
+        raise DataError(
+            f"task {task.label}: there is not a single question in {task.requests or task.documents}; name a file "
+            "with some"
+        )
     if answers_only:
         questions = [_right_only(question) for question in questions]
     return questions
@@ -134,13 +137,18 @@ class _Prompt:
         try:
             return self._environment.from_string(text).render
         except TemplateError as error:
-            raise DataError(f"task {self._task.label}: {text!r} is no template: {error}") from error
+            raise DataError(
+                f"task {self._task.label}: {text!r} is no template ({error}); correct it, in the syntax of Jinja"
+            ) from error
 
     def _expression(self, name: str, text: str) -> Rendered:
         try:
             compiled = self._environment.compile_expression(text, undefined_to_none=False)
         except TemplateError as error:
-            raise DataError(f"task {self._task.label}: {name} is {text!r}, which is no expression: {error}") from error
+            raise DataError(
+                f"task {self._task.label}: {name} is {text!r}, which is no expression ({error}); correct it, in the "
+                "syntax of Jinja, without braces"
+            ) from error
 
         def evaluate(fields: Mapping[str, Any]) -> Any:
             value = compiled(**fields)
@@ -204,7 +212,10 @@ def _from_documents(task: Task, task_data: str | None) -> Iterator[Question]:
             name = _filled(task.examples, filled)
             examples = list(itertools.islice(read_documents(task, name, task_data), most))
             if len(examples) < most:
-                raise DataError(f"task {task.label}: {most} examples are asked for, {name} has {len(examples)}")
+                raise DataError(
+                    f"task {task.label}: shots asks for {most} examples, and {name} has {len(examples)}; lower shots "
+                    "or add examples"
+                )
         for document in read_documents(task, _filled(task.documents, filled), task_data):
             for shots in task.shots:
                 try:
@@ -247,13 +258,16 @@ def _question_of_requests(
     if sorted(requests) != list(range(len(requests))):
         raise DataError(
             f"{first.where}: the continuations of document {document} are numbered {sorted(requests)}; expected "
-            f"0 to {len(requests) - 1}: some are missing"
+            f"0 to {len(requests) - 1}: add those that are missing"
         )
     label = first.fields.get("label")
     # A text, a list of texts or nothing: what is there is the gold answer.
     answer = label if isinstance(label, int) and not isinstance(label, bool) else 0
     if not 0 <= answer < len(requests):
-        raise DataError(f"{first.where}: label is {answer}, but document {document} has {len(requests)} continuations")
+        raise DataError(
+            f"{first.where}: label is {answer}, but document {document} has {len(requests)} continuations, counted "
+            "from 0; correct the label or add continuations"
+        )
     options = []
     for place in range(len(requests)):
         request = requests[place]
@@ -270,7 +284,7 @@ def _question_of_requests(
 def _numbers(request: Located) -> tuple[int, int]:
     kind = request.fields.get("request_type", "loglikelihood")
     if kind not in ("loglikelihood", "generate_until_and_loglikelihood"):
-        raise DataError(f"{request.where}: request_type is {kind!r}; only loglikelihoods can be scored")
+        raise DataError(f"{request.where}: request_type is {kind!r}, expected loglikelihood; remove the request")
     document, place = request.fields.get("doc_id"), request.fields.get("idx", 0)
     if not isinstance(document, int) or not isinstance(place, int) or document < 0 or place < 0:
         raise DataError(

@@ -130,14 +130,14 @@ def _documents_of_file(path: Path) -> Iterator[Located]:
         try:
             rows = parquet.read_table(path).to_pylist()
         except Exception as error:  # pyarrow raises many kinds
-            raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
+            raise DataError(f"{path}: cannot be read as Parquet ({error}); copy the file again") from error
         for index, fields in enumerate(rows):
             yield Located(fields, f"{path}, row {index}")
     elif path.suffix == ".json":
         try:
             listed = json.loads(path.read_bytes())
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: is no JSON: {error}") from error
+            raise DataError(f"{path}: is no JSON ({error}); correct it there") from error
         if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
             raise DataError(
                 f"{path}: expected a list of objects [{{...}}, ...]; or one object per line in a .jsonl file"
@@ -153,7 +153,7 @@ def _own_file(task: Task, name: str) -> Path:
     if task.folder is not None and not path.is_absolute():
         path = task.folder / path
     if not path.is_file():
-        raise DataError(f"task {task.label}: {path} does not exist; paths are relative to the file of the task")
+        raise DataError(f"task {task.label}: {path} does not exist; correct it, relative to the file of the task")
     return path
 
 

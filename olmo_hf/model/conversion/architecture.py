@@ -82,7 +82,10 @@ def config_from_original(model: Mapping[str, Any]) -> tuple[OlmoHfConfig, Origin
     """
     unknown = sorted(model.keys() - ORIGINAL_DEFAULTS.keys())
     if unknown:
-        raise ConversionError(f"model configuration of the original: unknown fields {', '.join(unknown)}")
+        raise ConversionError(
+            f"model configuration of the original: unknown fields {', '.join(unknown)}; remove them if they change "
+            "nothing in the model"
+        )
     given = ORIGINAL_DEFAULTS | dict(model)
     layout = OriginalLayout(given["block_type"] == "llama", given["block_group_size"])
     hidden_act, gated = _lookup(_ACTIVATIONS, "activation_type", given)
@@ -150,7 +153,7 @@ def config_to_original(config: OlmoHfConfig) -> dict[str, Any]:
     """
     problems = list(_untranslatable(config))
     if problems:
-        raise ConversionError("the original cannot express: " + "; ".join(problems))
+        raise ConversionError(f"the original cannot express {'; '.join(problems)}; use --to huggingface")
     activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     norms = {ours: theirs for theirs, ours in _NORMS.items()}
     rope: dict[str, Any] = config.rope_parameters  # type: ignore[assignment]
@@ -224,7 +227,7 @@ def _lookup(table: Mapping[str, Any], name: str, given: Mapping[str, Any]) -> An
 
 def _position_embedding(given: Mapping[str, Any]) -> Literal["rope", "alibi", "learned"]:
     if given["alibi"] and given["rope"]:
-        raise ConversionError("alibi and rope are both true; the original refuses that")
+        raise ConversionError("alibi and rope: both are true, which the original refuses; set one to false")
     if given["alibi"]:
         return "alibi"
     return "rope" if given["rope"] else "learned"
@@ -234,9 +237,14 @@ def _key_value_heads(given: Mapping[str, Any]) -> int:
     """The original's rule for n_kv_heads and the older multi_query_attention."""
     heads, kv_heads, multi_query = given["n_heads"], given["n_kv_heads"], given["multi_query_attention"]
     if given["block_type"] == "llama" and kv_heads not in (None, heads) and not multi_query:
-        raise ConversionError(f"n_kv_heads {kv_heads} in a llama block; the original crashes on that")
+        raise ConversionError(
+            f"n_kv_heads: found {kv_heads} in a llama block, expected n_heads or null (the original crashes)"
+        )
     if kv_heads is None:
         return 1 if multi_query else heads
     if multi_query is not None and kv_heads != (1 if multi_query else heads):
-        raise ConversionError(f"n_kv_heads {kv_heads} contradicts multi_query_attention {multi_query}")
+        raise ConversionError(
+            f"n_kv_heads: found {kv_heads}, which contradicts multi_query_attention {multi_query}; remove one of the "
+            "two"
+        )
     return kv_heads

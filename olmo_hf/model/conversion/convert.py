@@ -124,12 +124,17 @@ def _weight_files(source: Path) -> list[Path]:
     if (source / WEIGHTS_FILE).is_file():
         return [source / WEIGHTS_FILE]
     if not (source / WEIGHTS_INDEX).is_file():
-        raise ConversionError(f"{source}: neither {WEIGHTS_FILE} nor {WEIGHTS_INDEX}; other weights are not read")
+        raise ConversionError(
+            f"{source}: holds neither {WEIGHTS_FILE} nor {WEIGHTS_INDEX}; save the weights as safetensors, others "
+            "are not read"
+        )
     names = set(json.loads((source / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"].values())
     paths = [source / name for name in sorted(names) if Path(name).name == name]
     absent = sorted(names - {path.name for path in paths if path.is_file()})
     if absent:
-        raise ConversionError(f"{source}: {WEIGHTS_INDEX} names files that are not there: {', '.join(absent[:5])}")
+        raise ConversionError(
+            f"{source}: {WEIGHTS_INDEX} names files that are not there ({', '.join(absent[:5])}); copy them too"
+        )
     return paths
 
 
@@ -199,8 +204,8 @@ def write_huggingface(checkpoint: Checkpoint, target: Path, *, max_shard_bytes: 
     if found != expected:
         wrong = sorted(name for name in expected | found if found.get(name) != expected.get(name))
         raise ConversionError(
-            f"{len(wrong)} weights are missing, left over or of another shape than the configuration says: "
-            + ", ".join(wrong[:5])
+            f"{len(wrong)} weights are missing, left over or of another shape than the configuration says "
+            f"({', '.join(wrong[:5])}); choose a whole checkpoint, with the configuration of its weights"
         )
     model.config.architectures = [type(model).__name__]
     model.config.dtype = next(iter(checkpoint.weights.values())).dtype

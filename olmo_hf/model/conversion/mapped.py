@@ -73,7 +73,7 @@ def places_in_safetensors(path: Path) -> dict[str, Place]:
             header = json.loads(file.read(header_bytes))
         return _places(path, header, 8 + header_bytes, file_bytes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConversionError(f"{path}: not a readable safetensors file: {error}") from error
+        raise ConversionError(f"{path}: is no readable safetensors file ({error}); copy it again") from error
 
 
 def _places(path: Path, header: dict[str, Any], start: int, file_bytes: int) -> dict[str, Place]:

@@ -104,9 +104,11 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (OSError, OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise ConversionError(f"{path}: cannot be read: {error}") from error
+        raise ConversionError(f"{path}: cannot be read ({error}); copy it again") from error
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
-        raise ConversionError(f"{path}: has no `model` section")
+        raise ConversionError(
+            f"{path}: has no `model` section; give the config.yaml of the run that wrote the weights"
+        )
     return {str(key): value for key, value in config.items()}
 
 
@@ -193,7 +195,7 @@ def _decoded(path: Path) -> LazyTable:
     for key, tensor in table.items():
         where, is_pickled = decode_tensor_name(key)
         if is_pickled:
-            raise ConversionError(f"{path}: {where} is a pickled value among the weights")
+            raise ConversionError(f"{path}: {where} is a pickled value, expected only tensors among the weights")
         decoded[".".join(map(str, where))] = tensor
     return decoded
 

@@ -112,7 +112,9 @@ def load_torch_file(path: Path) -> Any:
                 # Written in torch's old format, which cannot be mapped.
                 return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise ConversionError(f"{path}: cannot be read safely: {error}") from error
+        raise ConversionError(
+            f"{path}: cannot be read safely ({error}); copy it again from where you trust it"
+        ) from error
 
 
 def read_tensor(path: Path, start: int, length: int) -> torch.Tensor:
@@ -127,9 +129,11 @@ def read_tensor(path: Path, start: int, length: int) -> torch.Tensor:
             content = io.BytesIO(file.read(length))
         tensor = torch.load(content, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise ConversionError(f"{path}: damaged at byte {start}: {error}") from error
+        raise ConversionError(f"{path}: is damaged at byte {start} ({error}); copy it again") from error
     if not isinstance(tensor, torch.Tensor):
-        raise ConversionError(f"{path}: no tensor at byte {start}, but a {type(tensor).__name__}")
+        raise ConversionError(
+            f"{path}: found a {type(tensor).__name__} at byte {start}, expected a tensor; copy it again"
+        )
     return tensor
 
 
@@ -193,7 +197,9 @@ def load_checkpoint_index(path: Path) -> Record:
         with open(path, "rb") as file:
             return _RestrictedUnpickler(file, _INDEX_GLOBALS).load()
     except (pickle.UnpicklingError, EOFError, OSError, AttributeError, IndexError) as error:
-        raise ConversionError(f"{path}: the index cannot be read safely: {error}") from error
+        raise ConversionError(
+            f"{path}: the index cannot be read safely ({error}); copy it again from where you trust it"
+        ) from error
 
 
 def check_index(directory: Path) -> None:

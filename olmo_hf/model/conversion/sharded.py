@@ -36,7 +36,10 @@ class _Chunk:
     def read(self) -> torch.Tensor:
         tensor = read_tensor(self.path, self.start, self.length)
         if tuple(tensor.shape) != self.sizes:
-            raise ConversionError(f"{self.path}: shape {tuple(tensor.shape)} at byte {self.start}, not {self.sizes}")
+            raise ConversionError(
+                f"{self.path}: found shape {tuple(tensor.shape)} at byte {self.start}, expected {self.sizes}; copy "
+                "it again"
+            )
         return tensor
 
 
@@ -62,12 +65,16 @@ def from_distributed_checkpoint(directory: Path) -> LazyTable:
             # A part lies beside the index: a path that leads elsewhere is none.
             name_only = info is not None and Path(info["relative_path"]).name == str(info["relative_path"])
             if info is None or not name_only or not (directory / info["relative_path"]).is_file():
-                raise ConversionError(f"{directory}: the part of {name} at {offsets} is missing")
+                raise ConversionError(
+                    f"{directory}: the part of {name} at {offsets} is missing; copy the files of all ranks"
+                )
             path = directory / info["relative_path"]
             chunks.append(_Chunk(offsets, sizes, path, info["offset"], info["length"]))
         shape, dtype = tuple(entry["size"]), _dtype_of(entry["properties"])
         if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
-            raise ConversionError(f"{directory}: the parts of {name} do not add up to {shape}")
+            raise ConversionError(
+                f"{directory}: the parts of {name} do not add up to {shape}; copy the files of all ranks"
+            )
         table[name] = LazyTensor(shape, dtype, partial(_join, shape, dtype, chunks))
     return table
 
@@ -118,7 +125,7 @@ def _sharded(name: str, records: list[ShardedTensorRecord]) -> LazyTensor:
     shards = [shard for record in records for shard in record.pickled_state[0]]
     if sum(shard["tensor"].numel() for shard in shards) != math.prod(shape):
         raise ConversionError(
-            f"{name}: the shards of {len(records)} ranks do not add up to {shape}; a rank is missing"
+            f"{name}: the shards of {len(records)} ranks do not add up to {shape}; copy the files of all ranks"
         )
     dtype = shards[0]["tensor"].dtype
 
@@ -174,5 +181,5 @@ def flat_optimizer_state(
 def _from_pieces(name: str, shape: tuple[int, ...], pieces: Iterable[torch.Tensor]) -> LazyTensor:
     kept = list(pieces)
     if sum(piece.numel() for piece in kept) != math.prod(shape):
-        raise ConversionError(f"{name}: the slices of all ranks do not add up to {shape}; a rank is missing")
+        raise ConversionError(f"{name}: the slices of the ranks do not add up to {shape}; copy the files of all ranks")
     return LazyTensor(shape, kept[0].dtype, lambda: torch.cat([piece.flatten() for piece in kept]).view(shape))

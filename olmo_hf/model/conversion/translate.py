@@ -44,7 +44,9 @@ def optimizer_to_ours(state: LazyTable, entries: list[TensorEntry]) -> tuple[Laz
     for name, tensor in state.items():
         parameter, key = name.rsplit(".", 1)
         if parameter not in by_name:
-            raise ConversionError(f"optimizer state of an unknown parameter: {name}")
+            raise ConversionError(
+                f"{name}: optimizer state of an unknown parameter; leave the optimizer out with --no-optimizer"
+            )
         if key == CLIPPING_MEMORY:
             dropped += 1
             continue
@@ -74,12 +76,16 @@ def optimizer_to_original(state: LazyTable, entries: list[TensorEntry]) -> LazyT
         for key in keys.get(entry.ours[0], []):
             missing = [part for part in entry.ours if f"{part}.{key}" not in state]
             if missing:
-                raise ConversionError(f"no {key} for {', '.join(missing)}, which {entry.original} needs")
+                raise ConversionError(
+                    f"{', '.join(missing)}: no optimizer state {key}, which {entry.original} needs; leave the "
+                    "optimizer out with --no-optimizer"
+                )
             parts = [state[f"{part}.{key}"] for part in entry.ours]
             if parts[0].shape == ():
                 if len({float(part.read()) for part in parts}) > 1:
                     raise ConversionError(
-                        f"{key} differs among {', '.join(entry.ours)}: no number for {entry.original}"
+                        f"{', '.join(entry.ours)}: {key} differs among them, and {entry.original} can have only one; "
+                        "leave the optimizer out with --no-optimizer"
                     )
                 table[f"{entry.original}.{key}"] = parts[0]
             else:
@@ -113,7 +119,8 @@ def cast(table: LazyTable, dtype: torch.dtype) -> LazyTable:
 def _split(entry: TensorEntry, tensor: LazyTensor) -> LazyTable:
     if tensor.shape[:1] != (sum(entry.rows),):
         raise ConversionError(
-            f"{entry.original}: has shape {tensor.shape}, but the configuration asks for {sum(entry.rows)} rows"
+            f"{entry.original}: has shape {tensor.shape}, expected {sum(entry.rows)} rows by the configuration "
+            "beside it; give each its own"
         )
     start, parts = 0, {}
     for name, rows in zip(entry.ours, entry.rows, strict=True):
@@ -125,7 +132,10 @@ def _split(entry: TensorEntry, tensor: LazyTensor) -> LazyTable:
 def _fuse(entry: TensorEntry, parts: list[LazyTensor]) -> LazyTensor:
     rows = tuple(part.shape[0] for part in parts)
     if rows != entry.rows:
-        raise ConversionError(f"{', '.join(entry.ours)}: have {rows} rows, the configuration asks for {entry.rows}")
+        raise ConversionError(
+            f"{', '.join(entry.ours)}: have {rows} rows, expected {entry.rows} by the configuration beside them; "
+            "give each its own"
+        )
     shape = (sum(rows), *parts[0].shape[1:])
     return LazyTensor(shape, parts[0].dtype, lambda: entry.fuse([part.read() for part in parts]))
 
@@ -138,4 +148,6 @@ def _compare(found: Iterable[str], expected: list[str]) -> None:
     if unknown := sorted(found - set(expected)):
         problems.append(f"{len(unknown)} tensors have no place in this architecture ({', '.join(unknown[:5])})")
     if problems:
-        raise ConversionError("the tensors are not those of the configuration: " + "; ".join(problems))
+        raise ConversionError(
+            f"{'; '.join(problems)}; choose a whole checkpoint, with the configuration of its weights"
+        )

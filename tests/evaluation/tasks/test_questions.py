@@ -146,7 +146,7 @@ def test_requests_are_put_together_by_document_wherever_they_stand(tmp_path: Pat
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([request(0, 0), request(0, 2)], "some are missing"),
+        ([request(0, 0), request(0, 2)], "add those that are missing"),
         ([request(0, 0)], "label is 1"),
         ([request(0, 0, "", label=0)], "continuation is empty"),
         ([request(0, 0, None, label=0)], "request.continuation is None"),

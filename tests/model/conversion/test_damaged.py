@@ -107,7 +107,7 @@ def test_a_configuration_that_is_no_json(ours, capsys):
 def test_weights_cut_short(ours, capsys):
     content = (ours / "model.safetensors").read_bytes()
     (ours / "model.safetensors").write_bytes(content[:-100])
-    assert "model.safetensors: not a readable safetensors file" in refusal(ours, capsys)
+    assert "model.safetensors: is no readable safetensors file" in refusal(ours, capsys)
 
 
 def test_a_shard_that_is_missing(tmp_path, capsys):
