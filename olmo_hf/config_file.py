@@ -7,7 +7,6 @@ transformers is imported only for keys that transformers declares.
 
 import copy
 import dataclasses
-import hashlib
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,11 +63,6 @@ def run_to_yaml(run: RunArgs) -> str:
     tree = _plain(run)
     tree["training"] |= tree["training"].pop("transformers")
     return OmegaConf.to_yaml(OmegaConf.create(tree))
-
-
-def config_hash(run: RunArgs) -> str:
-    """Sixteen hexadecimal digits that are equal exactly when the settings are."""
-    return hashlib.sha256(run_to_yaml(run).encode("utf-8")).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:

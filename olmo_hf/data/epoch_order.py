@@ -24,41 +24,6 @@ def global_indices(num_instances: int, *, seed: int, epoch: int, shuffle: bool =
     return order
 
 
-def even_out(order: np.ndarray, *, world_size: int, drop_last: bool) -> np.ndarray:
-    """Cuts or pads an order so that every rank gets the same number of instances.
-
-    Args:
-        order: Instance ids, shape (N,).
-        world_size: Number of ranks.
-        drop_last: Cut the end; otherwise instances from the beginning are appended, again and again if needed.
-    """
-    if drop_last:
-        return order[: order.size // world_size * world_size]
-    return np.resize(order, -(-order.size // world_size) * world_size)
-
-
-def rank_indices(
-    order: np.ndarray, *, rank: int, world_size: int, start_index: int = 0, max_examples: int | None = None
-) -> np.ndarray:
-    """What one rank reads of an order (spec: data.md section 5): cut, skip, then every `world_size`-th instance.
-
-    Args:
-        order: Instance ids, shape (N,).
-        rank: From 0.
-        world_size: Number of ranks.
-        start_index: Places of the order that are skipped.
-        max_examples: Places of the order that there are at all; None: N.
-
-    Raises:
-        ValueError: `max_examples` is no multiple of the number of ranks.
-    """
-    if max_examples is not None:
-        if max_examples % world_size:
-            raise ValueError(f"max_examples {max_examples} is no multiple of the {world_size} ranks")
-        order = order[:max_examples]
-    return order[start_index:][rank::world_size]
-
-
 def mix64(values: np.ndarray) -> np.ndarray:
     """Scrambles 64-bit numbers, of any shape, one to one (the finalizer of SplitMix64; Steele, Lea and Flood 2014)."""
     values = values ^ (values >> np.uint64(30))

@@ -17,7 +17,8 @@ from olmo_hf.data.order import DataPosition, OrderedDataset, advance
 from olmo_hf.data.sampler import GlobalBatchSampler
 from olmo_hf.errors import DataError
 
-SMALL = json.loads((Path(__file__).parents[1] / "golden/03_data_order/small.json").read_text())
+GOLDEN = Path(__file__).parents[1] / "golden/03_data_order"
+SMALL = json.loads((GOLDEN / "small.json").read_text())
 
 
 def numbered(folder: Path, num_instances: int) -> MemMapDataset:
@@ -61,6 +62,14 @@ def test_batches_of_a_rank_equal_the_originals(case: dict, tmp_path: Path) -> No
         whole.append(sum(len(b) == case["device_batch_size"] for b in expected))
     # What the original has beyond that, it does not have on every rank.
     assert min(whole) == steps
+
+
+def test_a_batch_that_cannot_be_dealt_is_refused_as_by_the_original() -> None:
+    (case,) = [c for c in json.loads((GOLDEN / "errors.json").read_text()) if "max_examples" not in c]
+    with pytest.raises(ValueError, match="a global batch of 6 cannot be dealt to 4 ranks"):
+        GlobalBatchSampler(
+            steps=1, global_batch_size=case["gbs"], per_device_batch_size=1, rank=0, world_size=case["world_size"]
+        )
 
 
 @settings(max_examples=200, deadline=None)
