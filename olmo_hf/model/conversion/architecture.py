@@ -82,16 +82,12 @@ def config_from_original(model: Mapping[str, Any]) -> tuple[OlmoHfConfig, Origin
     """
     unknown = sorted(model.keys() - ORIGINAL_DEFAULTS.keys())
     if unknown:
-        raise ConversionError(
-            f"model configuration of the original: unknown fields {', '.join(unknown)}; remove them if they change "
-            "nothing in the model"
-        )
+        raise ConversionError(f"model: unknown fields {', '.join(unknown)}; remove those that change no tensor")
     given = ORIGINAL_DEFAULTS | dict(model)
     layout = OriginalLayout(given["block_type"] == "llama", given["block_group_size"])
     hidden_act, gated = _lookup(_ACTIVATIONS, "activation_type", given)
     inner = given["mlp_hidden_size"]
-    if inner is None:
-        inner = given["mlp_ratio"] * given["d_model"]
+    inner = given["mlp_ratio"] * given["d_model"] if inner is None else inner
     bias = given["include_bias"]
     norm_bias = bias if given["bias_for_layer_norm"] is None else given["bias_for_layer_norm"]
     # The llama block is always pre-norm; the original ignores norm_after there.
