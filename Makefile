@@ -18,9 +18,10 @@ BENCH ?=
 PROMISES ?=
 ORIGINAL_PYTHON ?=
 INSTANTS ?= 40
+AUDIT := build/audit
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart example-two-stage test check slow torture bench promises docs guide clean
+.PHONY: help setup quickstart example-two-stage test check slow audit torture bench promises docs guide clean
 
 help:  ## lists these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(MAKEFILE_LIST)
@@ -90,6 +91,11 @@ check: $(READY)  ## formatting, lint, types and the rules of the house
 
 slow: $(READY)  ## runs the slow tests
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# In an environment of its own: it must change no version here. What could not be looked up is a failure too (--strict).
+audit:  ## asks the network whether a tested version has a known vulnerability
+	test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install --quiet pip-audit; }
+	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 torture: $(READY)  ## kills real runs at INSTANTS random instants in every mode and writes torture.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash.torture --instants $(INSTANTS) --report torture.md

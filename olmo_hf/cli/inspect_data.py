@@ -142,6 +142,7 @@ def _show_step(settings: "RunArgs", data: "OrderedDataset", namespace: argparse.
     world_size = namespace.world_size
     if world_size is None:
         world_size = (ranks_of_step(data, record, namespace.step) or len(record)) if record else 1
+    _require_step_of_run(settings, data, record, namespace.step)
     returns = read_returns(namespace.config) if namespace.config.is_dir() else []
     ids = data_of_step(data, returns, namespace.step)
     ranks = range(world_size) if namespace.rank is None else [namespace.rank]
@@ -168,6 +169,23 @@ def _show_step(settings: "RunArgs", data: "OrderedDataset", namespace: argparse.
             cut = len(text) > SHOWN_CHARACTERS and not namespace.full_text
             print(text[:SHOWN_CHARACTERS] + f" ... ({len(text):,} characters)" if cut else text)
     return 1 if disagrees else 0
+
+
+def _require_step_of_run(
+    settings: "RunArgs", data: "OrderedDataset", record: list[dict[int, list[int]]], step: int
+) -> None:
+    from olmo_hf.training.durations import duration_in_steps
+
+    last = duration_in_steps(
+        settings.training.max_duration,
+        tokens_per_step=data.global_batch_size * settings.data.sequence_length,
+        steps_per_epoch=data.steps_per_epoch,
+    )
+    if step > last and not any(step in part for part in record):
+        raise DataError(
+            f"--step: found {step:,}, but training.max_duration ({settings.training.max_duration}) ends the run at "
+            f"step {last:,}; to see what a longer one reads, add --set training.max_duration={step}"
+        )
 
 
 def _tell_record(

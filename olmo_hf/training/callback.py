@@ -45,5 +45,9 @@ class OlmoCallback(TrainerCallback):
         back to, so the run goes on.
         """
 
+    def wants_to_stop(self, state: TrainerState) -> bool:
+        """Asked now and then during an evaluation, on all ranks: whether this one has a reason to cut it short."""
+        return False
+
     def on_long_work(self, state: TrainerState, what: str) -> None:
         """Called before something that takes longer than a step, and as it gets on: `evaluation`, `checkpoint`."""

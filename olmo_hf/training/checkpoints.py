@@ -214,8 +214,14 @@ def read_back(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 def _require_same_rule(checkpoint: Path, optimizer: torch.optim.Optimizer) -> None:
     path = checkpoint / tensors.OPTIMIZER_DESCRIPTION
-    described = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    there, here = described.get("rule"), tensors.update_rule(optimizer)
+    try:
+        described = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        there = described.get("rule")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: not the description of an optimizer ({error}); choose another checkpoint"
+        ) from error
+    here = tensors.update_rule(optimizer)
     if there is not None and there != here:
         raise CheckpointError(
             f"{checkpoint}: holds the optimizer state of {there} and this launch uses {here}; go on with {there}, or "

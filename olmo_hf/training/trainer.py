@@ -16,7 +16,7 @@ from olmo_hf.data.memmap import MemMapDataset
 from olmo_hf.data.order import DataPosition, OrderedDataset
 from olmo_hf.distributed import enable_fsdp_on_cpu, fsdp_requested, world_size
 from olmo_hf.errors import ConfigError
-from olmo_hf.training.evaluating import Evaluator, run_evaluators
+from olmo_hf.training.evaluating import Evaluator, StopLooks, run_evaluators
 from olmo_hf.training.flow import SaveSchedule
 from olmo_hf.training.going_back import GoingBackTrainer
 from olmo_hf.training.schedule_free import averaged_weights
@@ -81,19 +81,25 @@ class OlmoTrainer(GoingBackTrainer):
             )
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Identical to `Trainer` except that the run's evaluators answer, if there are any."""
+        """Identical to `Trainer` except that the run's evaluators answer, if there are any, until a stop is wanted."""
         if not self.evaluators:
             return super().evaluate(*args, **kwargs)
         self._tell_long_work("evaluation")
+        looks = StopLooks(lambda: any(callback.wants_to_stop(self.state) for callback in self.olmo_callbacks))
         with averaged_weights(self.inner_optimizer, exactly=True):
             metrics = run_evaluators(
-                self.evaluators, self.model_wrapped, device=self.args.device, autocast=self._forward_in_evaluation
+                self.evaluators,
+                self.model_wrapped,
+                device=self.args.device,
+                autocast=lambda: self._forward_in_evaluation(looks),
             )
-        self.log(dict(metrics))
+        if metrics:
+            self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _forward_in_evaluation(self) -> AbstractContextManager:
+    def _forward_in_evaluation(self, looks: StopLooks) -> AbstractContextManager:
         """The context of a forward pass, as in training; the callbacks see that the evaluation gets on."""
+        looks.before_pass()
         self._tell_long_work("evaluation")
         return self.compute_loss_context_manager()

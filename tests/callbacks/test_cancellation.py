@@ -120,6 +120,18 @@ def test_a_deadline_that_is_no_moment_is_refused(tmp_path) -> None:
         cancellation(tmp_path, deadline="tomorrow")
 
 
+def test_evaluations_are_cut_short_for_any_reason_but_the_loss(tmp_path, arguments, state, control) -> None:
+    callback = cancellation(tmp_path, early_stopping_factor=1.5, interval_steps=4)
+    assert not callback.wants_to_stop(state)
+    for loss in (2.0, 9.0):
+        one_step(callback, arguments, state, control, loss)
+    assert not callback.wants_to_stop(state), "the loss asks for it, but evaluations do not make it worse"
+    (tmp_path / CANCEL_FILE).touch()
+    assert callback.wants_to_stop(state)
+    assert (tmp_path / CANCEL_FILE).exists(), "the stop itself is still to come"
+    assert callback.stop_reason is None
+
+
 def test_early_stopping_after_the_warm_up(tmp_path, arguments, state, control) -> None:
     callback = cancellation(tmp_path, early_stopping_factor=1.5, early_stopping_after_steps=5, extra_steps=9)
     for loss in (4.0, 2.0, 3.5, 3.5, 2.0, 2.9):

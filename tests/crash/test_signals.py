@@ -61,6 +61,30 @@ def test_sigterm_at_a_moment(
     runs.same_run(run_dir, undisturbed["one"])
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_long_evaluation_is_cut_short(forks: Forks, tmp_path: Path, ranks: int) -> None:
+    """One that would take minutes, with the signal at the rank that does not speak for the run."""
+    config, run_dir = write_evaluated_run(tmp_path), tmp_path / "run"
+    settings = yaml.safe_load(config.read_text())
+    with open(tmp_path / "long.npy", "wb") as file:
+        file.truncate(2 * 16 * 400_000)  # zeros that take no room
+    settings["evaluation"]["evaluators"][0]["data"]["paths"] = [str(tmp_path / "long.npy")]
+    config.write_text(yaml.safe_dump(settings))
+    launch = forks.start(config, ranks=ranks)
+    launch.until(lambda: 5 in runs.logged_steps(run_dir))
+    time.sleep(1.0)
+    began = time.monotonic()
+    launch.signal(signal.SIGTERM, [ranks - 1])
+    assert launch.wait(timeout_seconds=60) == [128 + signal.SIGTERM, 0][:ranks]
+    assert time.monotonic() - began < SECONDS_TO_EXIT
+    said = (tmp_path / "log.txt").read_text()
+    assert said.count("this evaluation was cut short after 0 of 1 evaluators") == 1
+    assert not any("eval/" in line for line in (run_dir / "metrics.jsonl").read_text().splitlines())
+    newest, passed_over = commit.newest_whole(run_dir)
+    assert newest is not None
+    assert (commit.step_of(newest), passed_over) == (6, [])
+
+
 def test_a_second_signal_ends_it_at_once(forks: Forks, tmp_path: Path) -> None:
     config, noted = write_evaluated_run(tmp_path), tmp_path / "signalled"
     env = {"SIGNAL_AT": "evaluation", "SIGNALLED": str(noted), "SIGNAL_TIMES": "2"}

@@ -128,6 +128,19 @@ def test_a_step_from_the_config_alone(config: Path, prepared: Path, order: Order
     assert said == f"step 2, rank 0 of 1: {', '.join(map(str, expected))}\n"
 
 
+def test_a_step_after_the_end_is_refused_in_words(config: Path, command: Command) -> None:
+    with pytest.raises(
+        DataError, match=r"--step: found 6, but training.max_duration \(5\) ends the run at step 5; .*=6"
+    ):
+        command(config, "--step", 6)
+    assert command(config, "--step", 5, "--ids-only")[0] == 0
+    assert command(config, "--step", 6, "--ids-only", "--set", "training.max_duration=6")[0] == 0
+    in_tokens = ("--set", f"training.max_duration={5 * 8 * 16}T")
+    with pytest.raises(DataError, match=r"ends the run at step 5"):
+        command(config, "--step", 6, *in_tokens)
+    assert command(config, "--step", 5, "--ids-only", *in_tokens)[0] == 0
+
+
 def test_random_offsets_can_be_asked_too(config: Path, prepared: Path, command: Command) -> None:
     words = (config, "--step", 2, "--set", "data.order=random_offsets")
     status, said = command(*words)
@@ -175,7 +188,10 @@ def test_what_a_run_recorded_is_compared(
     assert "what was recorded DIFFERS FROM the order" in said
     assert ", ".join(map(str, ids_of_rank(ids_of_step(order, 5), 1, 2))) in said
     assert "agrees with the order" in command(run_dir, "--step", 3, "--ids-only")[1]
-    assert "step 9 of rank 0 was not recorded" in command(run_dir, "--step", 9, "--ids-only")[1]
+    longer = ("--ids-only", "--set", "training.max_duration=9")
+    assert "step 9 of rank 0 was not recorded" in command(run_dir, "--step", 9, *longer)[1]
+    record(run_dir, order, 2, range(6, 8))  # with a max_duration that was since made shorter
+    assert "agrees with the order" in command(run_dir, "--step", 7, "--ids-only")[1]
 
 
 def test_only_steps_that_every_rank_recorded_count(order: OrderedDataset) -> None:

@@ -178,6 +178,15 @@ def test_the_state_of_another_rule_is_refused(tmp_path: Path, first: Any, second
         checkpoints.restore_tensors(checkpoint, after.model, after.optimizer)
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "\xff", "[" * 100_000], ids=["cut", "a list", "no text", "deep"])
+def test_a_description_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+    checkpoint = saver(tmp_path).save(snapshot(1), kind="unsharded", has_optimizer=True)
+    (checkpoint / "optimizer.json").write_bytes(text.encode("latin-1"))
+    after = snapshot(1)
+    with pytest.raises(CheckpointError, match=f"{checkpoint}/optimizer.json: not the description of an optimizer"):
+        checkpoints.restore_tensors(checkpoint, after.model, after.optimizer)
+
+
 def test_a_description_without_a_rule_is_taken_as_it_is(tmp_path: Path) -> None:
     checkpoint = saver(tmp_path).save(snapshot(1), kind="unsharded", has_optimizer=True)
     described = json.loads((checkpoint / "optimizer.json").read_text())

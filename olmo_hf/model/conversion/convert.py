@@ -128,7 +128,8 @@ def _weight_files(source: Path) -> list[Path]:
             f"{source}: holds neither {WEIGHTS_FILE} nor {WEIGHTS_INDEX}; save the weights as safetensors, others "
             "are not read"
         )
-    names = set(json.loads((source / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    (weight_map,) = _stored(source / WEIGHTS_INDEX, "weight_map")
+    names = set(weight_map.values())
     paths = [source / name for name in sorted(names) if Path(name).name == name]
     absent = sorted(names - {path.name for path in paths if path.is_file()})
     if absent:
@@ -142,19 +143,30 @@ def _counters_of_run(source: Path) -> dict[str, int]:
     """Where a run of ours stood, if this is one of its checkpoints."""
     if not (source / RUN_STATE).is_file():
         return {}
-    state = json.loads((source / RUN_STATE).read_text(encoding="utf-8"))
+    position, step, tokens = _stored(source / RUN_STATE, "position", "step", "tokens")
     return {
-        "epoch": state["position"]["epoch"],
-        "global_step": state["step"],
-        "global_train_examples_seen_this_epoch": state["position"]["instances"],
-        "global_train_tokens_seen": state["tokens"],
+        "epoch": position["epoch"],
+        "global_step": step,
+        "global_train_examples_seen_this_epoch": position["instances"],
+        "global_train_tokens_seen": tokens,
     }
 
 
 def _groups_of_run(source: Path) -> list[dict[str, Any]]:
     if not (source / OPTIMIZER_DESCRIPTION).is_file():
         return []
-    return list(json.loads((source / OPTIMIZER_DESCRIPTION).read_text(encoding="utf-8"))["groups"])
+    (groups,) = _stored(source / OPTIMIZER_DESCRIPTION, "groups")
+    return list(groups)
+
+
+def _stored(path: Path, *keys: str) -> list[Any]:
+    """What a JSON file holds under these keys."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [content[key] for key in keys]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConversionError(f"{path}: does not say its {', '.join(keys)} ({reason}); choose a whole one") from error
 
 
 def _open_sharded_run(source: Path) -> Checkpoint:

@@ -144,3 +144,12 @@ def test_weights_too_large_for_the_type(ours, capsys):
     change_weights(ours, lambda tensors: tensors["lm_head.weight"][0].fill_(1e30))
     said = refusal(ours, capsys, "--to", "huggingface", "--dtype", "float16")
     assert "too large for the type asked for" in said
+
+
+@pytest.mark.parametrize("file", ["optimizer.json", "run_state.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "[" * 100_000], ids=["cut", "a list", "empty", "deep"])
+def test_descriptions_edited_by_hand_are_named(ours: Path, capsys, file: str, text: str) -> None:
+    if "index" in file:
+        (ours / "model.safetensors").rename(ours / "model-00001-of-00001.safetensors")
+    (ours / file).write_text(text)
+    assert f"{ours / file}: does not say its" in refusal(ours, capsys)
