@@ -31,6 +31,7 @@ setup: $(READY)  ## makes .venv with the tested versions of everything
 # The two packages at the end are data: questions of downstream tasks and tokenizers. What they ask for is older.
 # torch comes first and alone, so that nothing else on the list can bring another build of it.
 $(READY): constraints.txt setup.py
+	@echo 'Installing the tested versions into $(VENV) (about 3 GB, and silent for some minutes):'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -25,19 +25,40 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 )
 
 
-def progress_line(step: int, last_step: int, logs: Mapping[str, float]) -> str:
-    """One line for a logged step; what is not in `logs` is left out."""
-    parts = [f"step {step:,}/{last_step:,}"]
+_GIVEN_UP = ("z", "bar", "MFU", "grad", "lr", "tok/s")
+"""What a line does without where it would not fit, first to last: loss and time left stay longest."""
+
+
+def progress_parts(step: int, last_step: int, logs: Mapping[str, float]) -> dict[str, str]:
+    """What is said of a logged step, by name; what is not in `logs` is left out."""
+    parts = {"step": f"step {step:,}/{last_step:,}"}
     for name, key in _SHOWN:
         if key in logs:
-            parts.append(f"{name} {logs[key]:.4g}" if name != "loss" else f"{name} {logs[key]:.4f}")
+            parts[name] = f"{name} {logs[key]:.4g}" if name != "loss" else f"{name} {logs[key]:.4f}"
     if "throughput/tokens_per_second" in logs:
-        parts.append(f"{short_number(logs['throughput/tokens_per_second'])} tok/s")
+        parts["tok/s"] = f"{short_number(logs['throughput/tokens_per_second'])} tok/s"
     if "throughput/device/mfu" in logs:
-        parts.append(f"MFU {100 * logs['throughput/device/mfu']:.1f}%")
+        parts["MFU"] = f"MFU {100 * logs['throughput/device/mfu']:.1f}%"
     if "throughput/seconds_left" in logs:
-        parts.append(f"{duration(logs['throughput/seconds_left'])} left")
-    return "  ".join(parts)
+        parts["left"] = f"{duration(logs['throughput/seconds_left'])} left"
+    return parts
+
+
+def progress_line(step: int, last_step: int, logs: Mapping[str, float]) -> str:
+    """One line for a logged step."""
+    return "  ".join(progress_parts(step, last_step, logs).values())
+
+
+def rewritten_line(step: int, last_step: int, logs: Mapping[str, float], width: int) -> str:
+    """The same with a bar, in `width` columns at most: a line that wraps could not be rewritten."""
+    parts, bar = progress_parts(step, last_step, logs), _bar(step, last_step) + " "
+    for name in ("", *_GIVEN_UP):
+        parts.pop(name, None)
+        bar = "" if name == "bar" else bar
+        line = bar + "  ".join(parts.values())
+        if len(line) <= width:
+            break
+    return line[:width]
 
 
 class Console(OlmoCallback):
@@ -115,13 +136,13 @@ class Console(OlmoCallback):
             self._progress(state)
 
     def _progress(self, state: TrainerState) -> None:
-        line = progress_line(state.global_step, self._end(state), self._last_logs)
         if self._bar:
-            # A line that wraps could not be rewritten.
             width = shutil.get_terminal_size(fallback=(200, 24)).columns - 1
-            self._stream.write(_CLEAR_LINE + f"{_bar(state.global_step, self._end(state))} {line}"[:width])
+            line = rewritten_line(state.global_step, self._end(state), self._last_logs, width)
+            self._stream.write(_CLEAR_LINE + line)
             self._stream.flush()
             return
+        line = progress_line(state.global_step, self._end(state), self._last_logs)
         now = self._clock()
         due = self._shown_at is None or now - self._shown_at >= self._seconds_between_lines
         if due or state.global_step >= self._end(state):

@@ -148,7 +148,19 @@ def run(namespace: argparse.Namespace) -> int:
 
         report = prepare_data(options_of(namespace), on_start=on_start, on_batch=on_batch)
     describe(report, namespace.output)
+    hint_at_small_tokenizer(report, namespace.train_tokenizer)
     return 0
+
+
+def hint_at_small_tokenizer(report: PrepareReport, asked: int | None) -> None:
+    """Says so when the text had no more pairs to merge: such a tokenizer knows the text by heart."""
+    found = next(iter(report.manifests.values())).vocab_size
+    if asked is not None and found < asked:
+        print(
+            f"note: the text gave {found:,} ids and not {asked:,}; for so little of it a smaller tokenizer is better "
+            f"(--train-tokenizer 4096, another --output)",
+            file=sys.stderr,
+        )
 
 
 def verify(namespace: argparse.Namespace) -> int:
@@ -182,12 +194,17 @@ def verify(namespace: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
 def describe(report: PrepareReport, output: str) -> None:
     """Prints what a preparation made and what it left out."""
     for split, manifest in report.manifests.items():
         print(
             f"{output}/{split}: {manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens of "
-            f"{manifest.token_dtype} in {len(manifest.files):,} files"
+            f"{manifest.token_dtype} in {counted(len(manifest.files), 'file')}"
         )
     manifest = next(iter(report.manifests.values()))
     print(f"{output}/tokenizer: {manifest.vocab_size:,} ids, end of text {manifest.eos_token_id}")
@@ -197,8 +214,8 @@ def describe(report: PrepareReport, output: str) -> None:
     if report.seconds > 0:
         print(f"{report.num_tokens_now:,} tokens in {report.seconds:.1f} s")
     if report.num_empty:
-        print(f"{report.num_empty:,} documents without text were left out")
+        print(f"left out: {counted(report.num_empty, 'document')} without text")
     if report.num_bad:
-        print(f"{report.num_bad:,} documents could not be used:", file=sys.stderr)
+        print(f"left out: {counted(report.num_bad, 'document')} that cannot be read", file=sys.stderr)
         for text in report.bad[:SHOWN_BAD]:
             print(f"  {text}", file=sys.stderr)

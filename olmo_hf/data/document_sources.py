@@ -3,6 +3,7 @@
 A batch depends on the sources alone, never on how many processes work on it; so does everything made from it.
 """
 
+import codecs
 import fnmatch
 import gzip
 import hashlib
@@ -250,8 +251,10 @@ def read_document(kind: SourceKind, content: Any, place: str, column: str) -> An
         try:
             # Some editors begin a file with a mark that is no part of its text.
             return Path(place).read_bytes().decode("utf-8-sig")
-        except (UnicodeDecodeError, OSError) as error:
-            raise BadDocumentError(f"{place}: {error}") from error
+        except UnicodeDecodeError as error:
+            raise BadDocumentError(f"{place}: {_not_utf8(error)}") from error
+        except OSError as error:
+            raise BadDocumentError(f"{place}: cannot be read ({error.strerror or error})") from error
     else:
         try:
             record = json.loads(content)
@@ -264,6 +267,14 @@ def read_document(kind: SourceKind, content: Any, place: str, column: str) -> An
         raise BadDocumentError(f"{place}: {column!r} is empty")
     _refuse_half_characters(value, place)
     return value
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    """Why a text cannot be read, and what it probably is."""
+    if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "UTF-16, not UTF-8; `iconv -f UTF-16 -t UTF-8` converts it"
+    byte = f"byte 0x{error.object[error.start]:02x} at {error.start:,}"
+    return f"not UTF-8 ({byte}); `iconv -f ENCODING -t UTF-8` converts it"
 
 
 def _refuse_half_characters(value: Any, place: str) -> None:

@@ -1,7 +1,9 @@
 """The table of a plan: what `olmo-hf plan` and `train_hf.py --dry_run` print."""
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,6 +17,9 @@ from olmo_hf.recipes.step_memory import Sharding, StepSettings
 from olmo_hf.training.batch_plan import BatchPlan
 
 Row = tuple[str, str]
+
+LEAST_ROOM = 30
+"""Columns below which values are not folded: the terminal is too narrow for a table."""
 
 
 def memory_settings(
@@ -93,7 +98,10 @@ def print_paper_plan(run: RunArgs, *, num_processes: int) -> int:
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """Labels in one column, values in the other."""
+    """Labels in one column, values in the other; on a terminal long values are folded, elsewhere a row is one line."""
     width = max(len(label) for label, _ in rows)
-    sys.stdout.write("".join(f"{label:<{width}}  {value}\n" for label, value in rows))
+    room = shutil.get_terminal_size().columns - width - 3 if sys.stdout.isatty() else 0
+    for label, value in rows:
+        lines = textwrap.wrap(value, room, break_on_hyphens=False) if room >= LEAST_ROOM else [value]
+        sys.stdout.write(f"{label:<{width}}  " + f"\n{'':<{width}}  ".join(lines) + "\n")
     sys.stdout.flush()

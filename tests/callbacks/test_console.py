@@ -86,13 +86,26 @@ def test_a_terminal_gets_one_line_that_is_rewritten(clock, arguments, state, con
     assert "[==========          ] step 5/10" in progress
 
 
-def test_a_narrow_terminal_gets_what_fits(clock, arguments, state, control, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (
+            200,
+            "[==                  ] step 1/10  loss 3.2146  grad 0.1235  lr 0.00039  1.23M tok/s  MFU 41.2%  "
+            "3h01m left",
+        ),
+        (80, "step 1/10  loss 3.2146  grad 0.1235  lr 0.00039  1.23M tok/s  3h01m left"),
+        (40, "step 1/10  loss 3.2146  3h01m left"),
+        (20, "step 1/10  loss 3.2"),
+    ],
+)
+def test_a_narrow_terminal_gets_what_fits(columns, shown, clock, arguments, state, control, monkeypatch) -> None:
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("COLUMNS", str(columns))
     console = Console(ConsoleArgs(), stream=Terminal(), clock=clock)
     state.global_step = 1
     console.on_log(arguments, state, control, logs=LOGS)
-    assert len(console._stream.getvalue().removeprefix("\r\x1b[K")) == 39
+    assert console._stream.getvalue().removeprefix("\r\x1b[K") == shown
 
 
 def test_ci_and_files_get_no_control_characters(clock, arguments, state, control, monkeypatch) -> None:

@@ -93,8 +93,11 @@ def test_bad_lines_say_where_and_why(content: bytes, said: str) -> None:
 
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(BadDocumentError, match=r"latin\.txt: 'utf-8' codec"):
+    with pytest.raises(BadDocumentError, match=r"latin\.txt: not UTF-8 \(byte 0x\w\w at [\d,]+\); `iconv"):
         read_document("text", None, str(tmp_path / "latin.txt"), "text")
+    (tmp_path / "editor.txt").write_bytes("text".encode("utf-16"))
+    with pytest.raises(BadDocumentError, match=r"editor\.txt: UTF-16, not UTF-8; `iconv -f UTF-16"):
+        read_document("text", None, str(tmp_path / "editor.txt"), "text")
 
 
 def test_endings_in_capitals_and_marks_of_byte_order(tmp_path: Path) -> None:

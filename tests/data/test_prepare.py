@@ -3,6 +3,7 @@
 import argparse
 import errno
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -391,12 +392,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert train is not None
     assert validation is not None
     assert train.num_documents + validation.num_documents == 40
-    assert f"{train.num_documents:,} documents, {train.num_tokens:,} tokens of uint16 in 1 files" in said.out
+    assert f"{train.num_documents:,} documents, {train.num_tokens:,} tokens of uint16 in 1 file\n" in said.out
     assert "tokens/s" in said.err
-    assert "1 documents could not be used:" in said.err
+    assert "left out: 1 document that cannot be read" in said.err
+    assert "note: " not in said.err
     assert "latin.py" in said.err
     assert cli.run(namespace) == 0
     assert "finished already" in capsys.readouterr().out
+
+
+def test_a_tokenizer_too_large_for_its_text_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "little.txt").write_text("the cat sat on the mat\n" * 20)
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    words = [str(tmp_path / "little.txt"), "--output", str(tmp_path / "out"), "--train-tokenizer", "4096"]
+    assert cli.run(parser.parse_args([*words, "--validation-fraction", "0"])) == 0
+    assert re.search(r"note: the text gave \d+ ids and not 4,096; .* smaller tokenizer", capsys.readouterr().err)
 
 
 def test_an_output_that_cannot_be_written(source: Path, tmp_path: Path, tokenizer: str) -> None:

@@ -123,4 +123,4 @@ def test_groups_are_described_by_name():
     decayed, kept = describe_groups(parameter_groups(tiny_olmo2(), **OLMO2))
     assert decayed[0] == "group 0, weight decay 0.1"
     assert "model.layers.*.self_attn.q_norm.weight (x2)" in decayed[1]
-    assert kept == ("group 1, weight decay 0.0", "1 tensors, 4,096 elements: model.embed_tokens.weight")
+    assert kept == ("group 1, weight decay 0.0", "1 tensor, 4,096 elements: model.embed_tokens.weight")
