@@ -118,6 +118,8 @@ def run_and_report(main: Callable[[Sequence[str]], int], words: Sequence[str]) -
     forget_last_exit_code()
     try:
         code = _main_on_whole_checkpoint(main, words)
+        if code != 0 and own_rank() == 0:
+            sys.stderr.write(about_launcher(code))
         return for_launcher(code, told=code if own_rank() == 0 else 0)
     except OlmoHfError as error:
         announce_fault(str(error), USER_ERROR)
@@ -126,6 +128,7 @@ def run_and_report(main: Callable[[Sequence[str]], int], words: Sequence[str]) -
         here, said = own_rank(), _without_traceback(error)
         if here == 0:
             sys.stderr.write(f"\nerror: {said}\n(set {DEBUG_VARIABLE}=1 to see where it was raised)\n")
+            sys.stderr.write(about_launcher(USER_ERROR))
         else:  # most errors are everybody's; one that is this rank's alone must still be seen
             sys.stderr.write(f"rank {here}: error: {said.splitlines()[-1].strip()}\n")
         sys.stderr.flush()
@@ -157,6 +160,14 @@ def _main_on_whole_checkpoint(main: Callable[[Sequence[str]], int], words: Seque
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return main([*words, VERIFY_FIRST])
+
+
+def about_launcher(code: int) -> str:
+    """A line about the traceback with which `accelerate launch` and `torchrun` answer any exit status but 0."""
+    launched = "TORCHELASTIC_RUN_ID" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
+    if not launched or os.environ.get(EXIT_CODE_FILE_VARIABLE):
+        return ""
+    return f"(exit status {code}; a traceback below this line is the launcher's own and says no more)\n"
 
 
 def forget_last_exit_code() -> None:

@@ -79,6 +79,23 @@ def test_only_rank_0_tells_a_launcher_of_a_stop(monkeypatch):
     assert run_and_report(lambda words: 143, []) == 0
 
 
+@pytest.mark.parametrize("launcher", ["TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"])
+def test_the_launchers_traceback_is_announced(launcher, capsys, monkeypatch):
+    for name in ("RANK", "OLMO_HF_DEBUG", "TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"):
+        monkeypatch.delenv(name, raising=False)
+    assert run_and_report(fail, []) == 2
+    assert "launcher" not in capsys.readouterr().err, "nobody prints one"
+    monkeypatch.setenv(launcher, "no")
+    assert run_and_report(fail, []) == 2
+    assert capsys.readouterr().err.endswith(
+        "(exit status 2; a traceback below this line is the launcher's own and says no more)\n"
+    )
+    assert run_and_report(lambda words: 3, []) == 3
+    assert capsys.readouterr().err.startswith("(exit status 3; ")
+    assert run_and_report(lambda words: 0, []) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_debugging_shows_where(capsys, monkeypatch):
     monkeypatch.setenv("OLMO_HF_DEBUG", "1")
     assert run_and_report(fail, []) == 2

@@ -184,12 +184,8 @@ class Cancellation(OlmoCallback):
         self._cancelled_at = state.global_step
         if not distributed.is_main_process():
             return
-        logger.warning(
-            "Stopping at step %d (%s): checkpoint, then %d more steps.",
-            state.global_step,
-            self.stop_reason.words,
-            self._extra_steps(),
-        )
+        more = f", then {self._extra_steps():,} more steps" if self._extra_steps() else ""
+        logger.warning("Stopping at step %d (%s): a checkpoint%s.", state.global_step, self.stop_reason.words, more)
         if self._record is not None:
             self._record(state, "cancel", reason=self.stop_reason.words)
         try:

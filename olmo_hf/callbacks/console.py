@@ -190,7 +190,7 @@ class Console(OlmoCallback):
             rows["last cross-entropy"] = f"{self._last_logs['train/CrossEntropyLoss']:.4f}"
         rows.update({key: f"{value:.4f}" for key, value in self._evaluations.items()})
         if self._cancellation is not None and self._cancellation.stop_reason is not None:
-            rows["stopped early"] = self._cancellation.stop_reason.words
+            rows["stopped early"] = f"{self._cancellation.stop_reason.words}; the same command goes on"
         return rows
 
 

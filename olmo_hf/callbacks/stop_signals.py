@@ -11,6 +11,9 @@ from typing import Any
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """SIGTERM: schedulers and launchers. SIGINT: Ctrl-C. SIGUSR1: what SLURM is often told to send before a job ends."""
 
+PRESSED = b"\nCtrl-C: this step ends, a checkpoint is written, and the run ends. Once more: it ends at once.\n"
+"""Said at once, because a step may take long and a launcher shows its own traceback meanwhile."""
+
 SAME_REQUEST_SECONDS = 3.0
 """Signals so close together are one request: a scheduler signals all processes, and the launcher passes on its own."""
 
@@ -49,6 +52,8 @@ class StopSignals:
         elif self._first_at is None:
             self._first_at = self._clock()
             self.received = signal.Signals(number)
+            if number == signal.SIGINT and os.environ.get("LOCAL_RANK", "0") == "0":
+                os.write(2, PRESSED)  # nothing else may be done here; the launcher may be gone by now
         elif self._clock() - self._first_at > SAME_REQUEST_SECONDS:
             self.restore()
             os.kill(os.getpid(), number)

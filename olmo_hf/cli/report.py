@@ -28,5 +28,7 @@ def run(namespace: argparse.Namespace) -> int:
     from olmo_hf.report.write import write_report
 
     html, png, charts = write_report(namespace.runs, namespace.output_dir, explain=namespace.explain)
-    print(f"{html} ({html.stat().st_size / 1e6:.1f} MB)\n{png}\n{charts}", file=sys.stdout)
+    size = html.stat().st_size
+    shown = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+    print(f"{html} ({shown})\n{png}\n{charts}", file=sys.stdout)
     return 0

@@ -33,6 +33,21 @@ def test_an_unknown_gpu_is_not_guessed() -> None:
     assert gpu_peak_flops("Wonder 9000") is None
 
 
+def test_a_busy_machine_gets_more_time(monkeypatch) -> None:
+    """Where the first products are slow, their best is no peak: MFU would be above 100 %."""
+    now, made = 0.0, 0
+
+    def slow_at_first(left, right, *, out) -> None:
+        nonlocal now, made
+        made += 1
+        now += 0.1 if made < 10 else 0.01
+
+    monkeypatch.setattr("olmo_hf.callbacks.peak_flops.time.perf_counter", lambda: now)
+    monkeypatch.setattr("olmo_hf.callbacks.peak_flops.torch.mm", slow_at_first)
+    assert measure_cpu_peak_flops(size=100) == pytest.approx(2 * 100**3 / 0.01)
+    assert made == 50
+
+
 def test_measuring_a_cpu_draws_no_random_number() -> None:
     before = torch.get_rng_state()
     assert 1e8 < measure_cpu_peak_flops(size=128, seconds=0.02) < 1e15

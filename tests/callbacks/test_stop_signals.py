@@ -61,6 +61,8 @@ def test_ctrl_c_twice_is_a_keyboard_interrupt() -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=10)
     assert "KeyboardInterrupt" in errors
+    assert errors.startswith("\nCtrl-C: this step ends, a checkpoint is written, "), "said at once"
+    assert errors.count("Ctrl-C") == 1
 
 
 def test_the_same_request_by_two_ways_is_one() -> None:
