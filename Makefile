@@ -8,6 +8,7 @@ TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)
 
 DATA := data/quickstart
 RUN := runs/tiny
+PICTURED := build/pictures/tiny
 PROSE := data/two-stage/prose
 TWO_STAGE := examples/two_stage
 TWO_STAGE_RUNS := runs/two-stage
@@ -21,7 +22,11 @@ INSTANTS ?= 40
 AUDIT := build/audit
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help setup quickstart example-two-stage test check slow audit torture bench promises docs guide clean
+=======
+.PHONY: help setup quickstart example-two-stage test check slow torture bench promises docs pictures guide clean
+>>>>>>> c1a44e4 (README and guide: what to wait for, what to type, where the launcher's traceback comes from; make pictures; commands in the text are held too)
 
 help:  ## lists these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(MAKEFILE_LIST)
@@ -109,6 +114,14 @@ promises: $(READY)  ## tries every promise again on a fresh clone and writes doc
 
 docs: $(READY)  ## writes the generated pages of docs/ and parts of the README anew
 	$(BIN)/python docs/generate.py
+
+# The quickstart's run in a directory of its own, always from its beginning; and a run that spiked (needs Chromium).
+pictures: $(READY) $(DATA)/train/manifest.json  ## trains what the README and the guide show, and makes their pictures anew
+	rm -rf $(PICTURED)
+	$(LAUNCH) configs/tiny/cpu.yaml --training.output_dir=$(PICTURED)
+	$(BIN)/olmo-hf report $(PICTURED)
+	cp $(PICTURED)/loss.png docs/images/loss.png
+	$(BIN)/python docs/report_screenshot.py
 
 guide: $(READY)  ## builds docs/ as a site in build/guide, offline; fails at a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

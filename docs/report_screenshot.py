@@ -30,7 +30,7 @@ def train_example(directory: Path) -> Path:
     words = ["--callbacks.loss_spike.window_steps=64", "--callbacks.loss_spike.threshold=12", "--name=spiky"]
     runs.run(config, *words, "--training.stop_at=100")
     runs.run(config, *words, "--training.weight_decay=0.05")
-    return directory / "run"
+    return (directory / "run").rename(directory / "spiky run")
 
 
 def take_picture(page: Path, picture: Path, directory: Path) -> None:

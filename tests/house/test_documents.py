@@ -73,6 +73,14 @@ def check_script(words: list[str]) -> None:
             assert (ROOT / word).is_file()
 
 
+def check_lm_eval(words: list[str]) -> None:
+    """Tasks of ours are in the folder that is named; those that a command before it writes cannot be looked at."""
+    assert {"--model", "--model_args", "--tasks"} <= set(words)
+    if "--include_path" in words and (folder := words[words.index("--include_path") + 1]).startswith("examples/"):
+        names = {re.findall(r"^task: (\S+)", path.read_text(), re.M)[0] for path in (ROOT / folder).glob("*.yaml")}
+        assert set(words[words.index("--tasks") + 1].split(",")) <= names
+
+
 CHECKS = {
     "launch/node.sh": check_script,
     "sbatch": check_script,
@@ -80,7 +88,7 @@ CHECKS = {
     "accelerate": check_launch,
     "olmo-hf": check_verb,
     "python": check_python,
-    "lm_eval": lambda words: None,
+    "lm_eval": check_lm_eval,
     "source": lambda words: None,
     "pip": lambda words: None,
     "mkdocs": lambda words: None,
@@ -93,6 +101,41 @@ def test_every_command_exists(page, line):
     program, *words = shlex.split(re.sub(r'"\$\(.*\)"', "STDLIB", line))
     assert program in CHECKS, f"{page}: how is `{program}` checked?"
     CHECKS[program](words)
+
+
+def named_in_text() -> list[tuple[str, str]]:
+    """Page and command, for every command that stands between backticks in the text or in a table."""
+    found = []
+    for page in PAGES:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+        found += [
+            (page.name, " ".join(words.split())) for words in re.findall(r"`((?:make|olmo-hf|python) [^`]+)`", text)
+        ]
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize(("page", "line"), named_in_text())
+def test_every_command_named_in_the_text_exists(page, line):
+    """These may be abridged (`[--replicas R]`, `...`), so that only what they name is looked up."""
+    program, first, *words = line.split()
+    if program == "make":
+        check_make([first])
+    elif program == "python":
+        target = first if first != "-m" else words[0].replace(".", "/") + ".py"
+        assert (first == "-m" and words[0] in ("pytest", "pip")) or (ROOT / target).is_file(), target
+    elif first not in ("VERB", "commands"):
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"olmo_hf.cli.{first.replace('-', '_')}").add_arguments(parser)
+        options = {name for action in parser._actions for name in action.option_strings} | {"--debug"}
+        named = {re.match(r"--[a-z-]+", word.strip("[]"))[0] for word in words if word.strip("[]").startswith("--")}
+        assert named <= options
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_on_command_lines_exist(page):
+    for name in re.findall(r"--((?:model|data|training|callbacks|evaluation)\.[a-z_.0-9]+)", page.read_text("utf-8")):
+        problems = Problems()
+        assert find_field(tuple(name.rstrip(".").split(".")), problems), f"{page.name}: {problems.sentences}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
