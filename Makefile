@@ -22,11 +22,7 @@ INSTANTS ?= 40
 AUDIT := build/audit
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help setup quickstart example-two-stage test check slow audit torture bench promises docs guide clean
-=======
-.PHONY: help setup quickstart example-two-stage test check slow torture bench promises docs pictures guide clean
->>>>>>> c1a44e4 (README and guide: what to wait for, what to type, where the launcher's traceback comes from; make pictures; commands in the text are held too)
+.PHONY: help setup quickstart example-two-stage test check slow audit torture bench promises docs pictures guide clean
 
 help:  ## lists these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(MAKEFILE_LIST)

@@ -51,12 +51,7 @@ TREE_START, TREE_END = "<!-- tree -->", "<!-- end of tree -->"
 # What files that cannot speak for themselves are.
 FILES = {
     "train_hf.py": None,
-<<<<<<< HEAD
     "Makefile": "setup, quickstart, example-two-stage, test, check, slow, audit, torture, bench, promises, docs ...",
-=======
-    "Makefile": "setup, quickstart, example-two-stage, test, check, slow, torture, bench, promises, docs, pictures, "
-    "guide",
->>>>>>> c1a44e4 (README and guide: what to wait for, what to type, where the launcher's traceback comes from; make pictures; commands in the text are held too)
     "setup.py": None,
     "MANIFEST.in": "what the source package has beside the package",
     "NOTICE": "whose facts are reproduced here",
