@@ -4,10 +4,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+
+import pytest
 
 PROGRAM = """
 import os, signal, sys, time
 from olmo_hf.callbacks import stop_signals
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell begins without it
 stop_signals.SAME_REQUEST_SECONDS = {same_request}
 signals = stop_signals.StopSignals()
 signals.install()
@@ -29,11 +33,26 @@ print(os.waitpid(child, 0)[1], signals.received, flush=True)
 """
 
 
-def start(body: str, same_request: float) -> subprocess.Popen:
-    program = PROGRAM.format(body=body, same_request=same_request)
-    return subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
-    )
+Start = Callable[[str, float], subprocess.Popen]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a program; what still runs at the end of a test is ended."""
+    started = []
+
+    def begin(body: str, same_request: float) -> subprocess.Popen:
+        program = PROGRAM.format(body=body, same_request=same_request)
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def until(process: subprocess.Popen, line: str) -> None:
@@ -41,8 +60,8 @@ def until(process: subprocess.Popen, line: str) -> None:
     assert process.stdout.readline() == line + "\n"
 
 
-def test_a_second_request_does_what_a_first_one_always_did() -> None:
-    process = start(WAIT, same_request=0.1)
+def test_a_second_request_does_what_a_first_one_always_did(start: Start) -> None:
+    process = start(WAIT, 0.1)
     until(process, "ready")
     process.send_signal(signal.SIGTERM)
     until(process, "SIGTERM")
@@ -52,8 +71,8 @@ def test_a_second_request_does_what_a_first_one_always_did() -> None:
     assert process.wait(timeout=10) == -signal.SIGTERM
 
 
-def test_ctrl_c_twice_is_a_keyboard_interrupt() -> None:
-    process = start(WAIT, same_request=0.1)
+def test_ctrl_c_twice_is_a_keyboard_interrupt(start: Start) -> None:
+    process = start(WAIT, 0.1)
     until(process, "ready")
     process.send_signal(signal.SIGINT)
     until(process, "SIGINT")
@@ -65,19 +84,17 @@ def test_ctrl_c_twice_is_a_keyboard_interrupt() -> None:
     assert errors.count("Ctrl-C") == 1
 
 
-def test_the_same_request_by_two_ways_is_one() -> None:
-    process = start(WAIT, same_request=60)
+def test_the_same_request_by_two_ways_is_one(start: Start) -> None:
+    process = start(WAIT, 60)
     until(process, "ready")
     process.send_signal(signal.SIGINT)
     until(process, "SIGINT")
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     assert process.poll() is None
-    process.kill()
-    process.wait()
 
 
-def test_a_forked_process_ends_as_it_always_did() -> None:
-    process = start(FORK, same_request=0.1)
+def test_a_forked_process_ends_as_it_always_did(start: Start) -> None:
+    process = start(FORK, 0.1)
     output, errors = process.communicate(timeout=30)
     assert output.splitlines() == [f"{int(signal.SIGTERM)} None"], errors
