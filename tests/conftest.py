@@ -4,9 +4,25 @@
 """
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.forks import Forks
 
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("search", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Forks"]:
+    """Starts launches at once. What a launcher does, or an interpreter when it ends, is tested with real ones."""
+    from tests.forks import Forks  # imports torch, which many tests need not
+
+    starter = Forks(tmp_path_factory.mktemp("forks"))
+    yield starter
+    starter.close()

@@ -7,6 +7,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import integration_utils
 
 from tests import runs
+from tests.forks import Forks
 
 
 class FakeClock:
@@ -44,11 +45,11 @@ def control() -> TrainerControl:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody stops or evaluates, with nothing on but the metrics file."""
     path = runs.write_run(tmp_path_factory.mktemp("undisturbed"), save_interval_ephemeral=None)
     names = ("speed_monitor", "garbage_collector", "heartbeat", "memory", "loss_spike", "cancellation", "data_indices")
-    runs.run(path, *(f"--callbacks.{name}=null" for name in names))
+    forks.run(path, *(f"--callbacks.{name}=null" for name in names))
     return path.parent / "run"
 
 

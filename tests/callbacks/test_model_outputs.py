@@ -15,14 +15,15 @@ from olmo_hf.cli.main import main
 from olmo_hf.config_file import load_run
 from olmo_hf.errors import ConfigError
 from tests import runs
+from tests.forks import Forks
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a run without dropout that saved step 5 and 9."""
     directory = tmp_path_factory.mktemp("outputs")
     config = runs.write_run(directory, dropout=0.0, save_interval=4, save_interval_ephemeral=None)
-    runs.run(config, "--callbacks.model_outputs.steps=[5,9]")
+    forks.run(config, "--callbacks.model_outputs.steps=[5,9]")
     return directory / "run"
 
 
@@ -43,9 +44,9 @@ def test_they_are_what_stock_transformers_computes(saved: Path) -> None:
     assert set(model_outputs_path(saved, 5).parent.iterdir()) == {model_outputs_path(saved, step) for step in (5, 9)}
 
 
-def test_saving_changes_no_bit(saved: Path, tmp_path: Path) -> None:
+def test_saving_changes_no_bit(forks: Forks, saved: Path, tmp_path: Path) -> None:
     plain = runs.write_run(tmp_path, dropout=0.0, save_interval=4, save_interval_ephemeral=None)
-    runs.run(plain)
+    forks.run(plain)
     runs.same_run(saved, tmp_path / "run")
 
 

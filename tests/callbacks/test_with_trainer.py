@@ -10,6 +10,7 @@ import yaml
 from olmo_hf.callbacks.data_indices import data_indices_path, read_data_indices
 from olmo_hf.callbacks.json_lines import EVENTS_FILE, METRICS_FILE, read_json_lines
 from tests import runs
+from tests.forks import Forks
 
 
 def write_evaluated_run(directory: Path, *, callbacks: dict | None = None, **training) -> Path:
@@ -25,11 +26,11 @@ def write_evaluated_run(directory: Path, *, callbacks: dict | None = None, **tra
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def watched(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with everything on, logged every fifth step."""
     directory = tmp_path_factory.mktemp("watched")
     callbacks = {"console": {"style": "lines"}, "profiler": {"skip_steps": 1, "num_steps": 1}}
-    runs.run(write_evaluated_run(directory, callbacks=callbacks, logging_steps=5))
+    forks.run(write_evaluated_run(directory, callbacks=callbacks, logging_steps=5))
     return directory / "run"
 
 
@@ -75,9 +76,9 @@ def test_the_console_shows_progress_evaluations_and_the_result(watched: Path) ->
     assert "\x1b" not in text
 
 
-def test_while_weights_stay_every_evaluation_says_the_same(tmp_path: Path) -> None:
+def test_while_weights_stay_every_evaluation_says_the_same(forks: Forks, tmp_path: Path) -> None:
     # Steps of 1e-30 change no bit of a float32 weight.
-    runs.run(write_evaluated_run(tmp_path, max_duration=6, learning_rate=1e-30, weight_decay=0.0))
+    forks.run(write_evaluated_run(tmp_path, max_duration=6, learning_rate=1e-30, weight_decay=0.0))
     rows = read_json_lines(tmp_path / "run" / METRICS_FILE)
     values = [row["eval/held-out/CrossEntropyLoss"] for row in rows if "eval/held-out/CrossEntropyLoss" in row]
     assert len(values) == 4

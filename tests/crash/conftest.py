@@ -1,6 +1,5 @@
 """What the tests of crashes share: launches that start at once, and runs that were never disturbed."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,14 +26,6 @@ MODES = {
     "async": Mode(training={"checkpoint_async": True}),
     "fsdp2-async": Mode(ranks=2, training={"checkpoint_async": True}, env=FSDP),
 }
-
-
-@pytest.fixture(scope="session")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    """Starts launches."""
-    starter = Forks(tmp_path_factory.mktemp("forks"))
-    yield starter
-    starter.close()
 
 
 class Undisturbed:

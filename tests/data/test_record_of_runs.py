@@ -1,7 +1,6 @@
 """What real runs recorded, after kills and on another number of ranks, against the order of their configuration."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,34 +10,25 @@ from olmo_hf.callbacks.data_indices import data_indices_path, read_data_indices,
 from olmo_hf.cli import inspect_data
 from olmo_hf.data.inspection import ids_of_rank, ids_of_step
 from tests import runs
-from tests.served import free_port
+from tests.forks import Forks
 
 STEPS = 30
 """Enough that a run that is to be killed at step 5 does not end before."""
 
 
-def kill_two(config: Path, condition: Callable[[], bool]) -> None:
-    """Starts two ranks and kills both as soon as the condition holds."""
-    launch = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-    }
-    ranks = [runs.start(config, **launch, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
-    runs.kill_when(ranks[0], condition)
-    runs.kill_when(ranks[1], lambda: True)
-
-
-def test_killed_on_two_ranks_and_continued_on_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_on_two_ranks_and_continued_on_one(
+    forks: Forks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = runs.write_run(tmp_path, max_duration=STEPS, save_interval=STEPS, save_interval_ephemeral=3)
     settings = yaml.safe_load(config.read_text())
     settings["callbacks"]["data_indices"] = {"flush_steps": 1}
     config.write_text(yaml.safe_dump(settings))
     run_dir = tmp_path / "run"
-    kill_two(config, lambda: len(runs.logged_steps(run_dir)) >= 5)
+    launch = forks.start(config, ranks=2)
+    launch.until(lambda: len(runs.logged_steps(run_dir)) >= 5)
+    launch.kill()
     before = read_data_indices(data_indices_path(run_dir, 1))
-    runs.run(config)
+    forks.run(config)
 
     _, order = inspect_data.open_run_data(config, [], 1)
     recorded = [read_data_indices(data_indices_path(run_dir, rank)) for rank in range(2)]

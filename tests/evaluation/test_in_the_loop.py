@@ -9,6 +9,7 @@ from olmo_hf.callbacks.json_lines import METRICS_FILE, read_json_lines
 from tests import runs
 from tests.callbacks.test_with_trainer import write_evaluated_run
 from tests.cli.test_evaluate import letter_tokenizer, write_task
+from tests.forks import Forks
 
 SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
 
@@ -21,11 +22,11 @@ def held_out(run_dir: Path) -> dict[int, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", [{}, SHARDED], ids=["ddp", "fsdp2"])
-def test_two_ranks_say_what_one_says(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_two_ranks_say_what_one_says(forks: Forks, tmp_path: Path, environment: dict[str, str]) -> None:
     # Five instances on two ranks in batches of two: one rank has a filler in each batch.
     options = {"max_duration": 4, "per_device_eval_batch_size": 2, "dropout": 0.0}
-    runs.run(write_evaluated_run(tmp_path / "one", **options))
-    runs.run(write_evaluated_run(tmp_path / "two", **options), processes=2, **environment)
+    forks.run(write_evaluated_run(tmp_path / "one", **options))
+    forks.run(write_evaluated_run(tmp_path / "two", **options), ranks=2, **environment)
     one, two = held_out(tmp_path / "one" / "run"), held_out(tmp_path / "two" / "run")
     assert list(one) == list(two) == [0, 2, 4]
     assert two[0] == pytest.approx(one[0], abs=1e-6), "the same weights: only the order of sums differs"
@@ -61,9 +62,9 @@ COMPILED = ("--training.torch_compile=true", "--training.torch_compile_backend=e
 
 
 @pytest.mark.parametrize("words", [(), COMPILED], ids=["plain", "compiled"])
-def test_tasks_in_the_loop_change_no_bit_of_training(tmp_path: Path, words: tuple[str, ...]) -> None:
-    runs.run(write_run_with_tasks(tmp_path / "with", evaluates=True), *words)
-    runs.run(write_run_with_tasks(tmp_path / "without", evaluates=False), *words)
+def test_tasks_in_the_loop_change_no_bit_of_training(forks: Forks, tmp_path: Path, words: tuple[str, ...]) -> None:
+    forks.run(write_run_with_tasks(tmp_path / "with", evaluates=True), *words)
+    forks.run(write_run_with_tasks(tmp_path / "without", evaluates=False), *words)
     rows = list(read_json_lines(tmp_path / "with" / "run" / METRICS_FILE))
     evaluations = [row for row in rows if "eval/downstream/mine_acc" in row]
     assert [row["step"] for row in evaluations] == [0, 2, 4, 6], "256 tokens are two steps"

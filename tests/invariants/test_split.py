@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests import runs
+from tests.forks import Forks
 
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",
@@ -48,24 +49,24 @@ def settings(directory: Path, micro_batch: int, **training: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def one_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def one_step(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("one_step")
-    runs.run(settings(directory, 2, **PLAIN_DESCENT))
+    forks.run(settings(directory, 2, **PLAIN_DESCENT))
     return directory / "run"
 
 
 @pytest.fixture(scope="module")
-def twelve_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def twelve_steps(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("twelve_steps")
-    runs.run(settings(directory, 2))
+    forks.run(settings(directory, 2))
     return directory / "run"
 
 
 @pytest.mark.parametrize(("micro_batch", "processes", "env"), CUTS)
 def test_one_step_is_the_same(
-    one_step: Path, tmp_path: Path, micro_batch: int, processes: int, env: dict[str, str]
+    forks: Forks, one_step: Path, tmp_path: Path, micro_batch: int, processes: int, env: dict[str, str]
 ) -> None:
-    runs.run(settings(tmp_path, micro_batch, **PLAIN_DESCENT), processes=processes, **env)
+    forks.run(settings(tmp_path, micro_batch, **PLAIN_DESCENT), ranks=processes, **env)
     ours, theirs = (load_file(d / "latest" / "model.safetensors") for d in (tmp_path / "run", one_step))
     assert ours.keys() == theirs.keys()
     for name in ours:
@@ -76,8 +77,8 @@ def test_one_step_is_the_same(
 
 
 @pytest.mark.parametrize("env", [{}, FSDP], ids=["ddp", "fsdp2"])
-def test_two_ranks_follow_one(twelve_steps: Path, tmp_path: Path, env: dict[str, str]) -> None:
-    runs.run(settings(tmp_path, 2), processes=2, **env)
+def test_two_ranks_follow_one(forks: Forks, twelve_steps: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    forks.run(settings(tmp_path, 2), ranks=2, **env)
     ours, theirs = runs.losses(tmp_path / "run"), runs.losses(twelve_steps)
     assert list(ours) == list(theirs)
     for step, (ce, norm, rate) in theirs.items():
@@ -89,8 +90,8 @@ def test_two_ranks_follow_one(twelve_steps: Path, tmp_path: Path, env: dict[str,
     assert instances(tmp_path / "run", 2) == instances(twelve_steps, 1)
 
 
-def test_the_number_of_data_workers_changes_no_bit(twelve_steps: Path, tmp_path: Path) -> None:
-    runs.run(settings(tmp_path, 2), "--data.num_workers=2")
+def test_the_number_of_data_workers_changes_no_bit(forks: Forks, twelve_steps: Path, tmp_path: Path) -> None:
+    forks.run(settings(tmp_path, 2), "--data.num_workers=2")
     assert runs.losses(tmp_path / "run") == runs.losses(twelve_steps)
     assert runs.weights(tmp_path / "run") == runs.weights(twelve_steps)
     assert instances(tmp_path / "run", 1) == instances(twelve_steps, 1)

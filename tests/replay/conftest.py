@@ -1,20 +1,11 @@
 """A run that was killed in its middle and went on, to be replayed."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import runs
 from tests.forks import Forks
-
-
-@pytest.fixture(scope="session")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    """Starts launches."""
-    starter = Forks(tmp_path_factory.mktemp("forks"))
-    yield starter
-    starter.close()
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from olmo_hf.report.history import History, load_history
 from olmo_hf.report.spikes import describe_spikes, settings_at
 from olmo_hf.report.write import write_report
 from tests import runs
+from tests.forks import Forks
 from tests.invariants.test_split import FSDP
 from tests.poisoned import write_poisoned_run
 
@@ -20,9 +21,9 @@ SPIKE_STEP = 9
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("spiky")
-    runs.run(runs.write_run(directory, save_interval_ephemeral=None))
+    forks.run(runs.write_run(directory, save_interval_ephemeral=None))
     event = {"step": SPIKE_STEP, "tokens": 1152, "time": 1.0, "event": "loss_spike", "loss": 9.0, "usual": 3.0}
     with open(directory / "run" / "events.jsonl", "a") as file:
         file.write(json.dumps(event) + "\n")
@@ -53,9 +54,9 @@ def test_instances_sources_and_losses_of_a_spike(run_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_checkpoints_in_shards_explain_too(tmp_path: Path) -> None:
+def test_checkpoints_in_shards_explain_too(forks: Forks, tmp_path: Path) -> None:
     config, run_dir = write_poisoned_run(tmp_path, (11,)), tmp_path / "run"
-    runs.run(config, processes=2, **FSDP)
+    forks.run(config, ranks=2, **FSDP)
     assert not list((run_dir / "checkpoint-8").glob("model*.safetensors"))
     (spike,) = describe_spikes(load_history(run_dir), explain=True)
     assert "checkpoint-8" in spike["note"]
@@ -67,9 +68,9 @@ def test_checkpoints_in_shards_explain_too(tmp_path: Path) -> None:
     assert min(said) > 4
 
 
-def test_the_instances_of_a_spike_that_the_run_left_behind(tmp_path: Path) -> None:
+def test_the_instances_of_a_spike_that_the_run_left_behind(forks: Forks, tmp_path: Path) -> None:
     config, run_dir = write_poisoned_run(tmp_path, (7,), max_rollbacks=1), tmp_path / "run"
-    runs.run(config)
+    forks.run(config)
     (spike,) = describe_spikes(load_history(run_dir), explain=True)
     assert "checkpoint-4" in spike["note"]
     tokens = [int(token) for one in spike["instances"] for token in one["text"].split()]
