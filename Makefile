@@ -81,9 +81,10 @@ $(PROSE)/train/manifest.json: $(DATA)/train/manifest.json
 	  --pattern METADATA --pattern '*.md' --pattern '*.rst' --validation-fraction 0.1 \
 	  --tokenizer $(DATA)/tokenizer --output $(PROSE)
 
-# Two at a time, a file always whole in one of them; one thread each, which is enough for models this small.
+# Two at a time, a file always whole in one of them, files that take long first; one thread each, which is enough for
+# models this small.
 test: $(READY)  ## runs all tests but the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: $(READY)  ## formatting, lint, types and the rules of the house
 	$(BIN)/ruff format --check .

@@ -13,6 +13,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from tests.forks import Forks
 
+pytest_plugins = ["tests.durations"]
+
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("search", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))

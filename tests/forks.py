@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 from tests import runs
 from tests.served import free_port
+from tests.served import serve as serve_requests
 
 
 def serve() -> None:
@@ -36,7 +38,9 @@ def serve() -> None:
         else:
             _import_what_was_imported_last_time(modules)
             answer = os.fork()
-            if answer == 0:
+            if answer == 0 and "requests" in request:
+                _be_a_rank(request)
+            elif answer == 0:
                 _be_the_run(train_hf, request, modules)
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
@@ -69,6 +73,38 @@ def _be_the_run(train_hf: Any, request: dict[str, Any], modules: Path) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _be_a_rank(request: dict[str, Any]) -> None:
+    """In the child, as a rank that stays: never returns."""
+    os.setsid()
+    os.environ.update(request["env"])
+    os.chdir(request["directory"])
+    try:
+        with open(request["requests"]) as requests, open(request["answers"], "w") as answers:
+            serve_requests(requests, answers)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+class Forked:
+    """A rank that stays, as `served.Ranks` wants it."""
+
+    def __init__(self, forks: "Forks", env: dict[str, str], directory: Path | None):
+        pipes = [forks.directory / f"{uuid.uuid4().hex}-{name}" for name in ("requests", "answers")]
+        for pipe in pipes:
+            os.mkfifo(pipe)
+        requests, answers = map(str, pipes)
+        request = {"requests": requests, "answers": answers, "env": env, "directory": str(directory or Path.cwd())}
+        self._forks, self._pid = forks, forks.ask(request)
+        self.requests, self.answers = open(requests, "w"), open(answers)  # noqa: SIM115  (open as long as it lives)
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        Launch(self._forks, [self._pid], {}).wait(timeout_seconds=60)
+        self.answers.close()
 
 
 @dataclass
@@ -134,10 +170,11 @@ class Forks:
     """Starts launches.
 
     Args:
-        directory: for a note on what to import.
+        directory: for a note on what to import, and for pipes.
     """
 
     def __init__(self, directory: Path):
+        self.directory = directory
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.forks", str(directory / "modules.txt")],
             stdin=subprocess.PIPE,
@@ -179,6 +216,10 @@ class Forks:
         text = (config.parent / "log.txt").read_text(errors="replace")
         assert not any(codes), text[-4000:]
         return text
+
+    def serve(self, env: dict[str, str], directory: Path | None) -> Forked:
+        """Start a rank that stays."""
+        return Forked(self, env, directory)
 
     def close(self) -> None:
         """End the process that forks."""

@@ -8,17 +8,21 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from tests import runs
 
+if TYPE_CHECKING:
+    from tests.forks import Forked, Forks
 
-def serve() -> None:
+
+def serve(requests: Iterable[str], answers: TextIO) -> None:
     """Run the command lines that come in, until there are no more."""
     import train_hf
 
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
+    for line in requests:
         request = json.loads(line)
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
@@ -38,46 +42,49 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+class Interpreter:
+    """A rank in an interpreter of its own."""
+
+    def __init__(self, env: dict[str, str], directory: Path | None):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-m", "tests.served"]
+        self._process = subprocess.Popen(command, cwd=directory, env=runs.environment(**env), **pipes)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.requests, self.answers = self._process.stdin, self._process.stdout
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._process.wait(timeout=60)
+
+
 class Ranks:
     """Processes that train together, under the launcher's environment variables.
 
     Args:
         count: number of ranks.
+        forks: makes the processes. None: interpreters of their own.
         directories: working directory of each rank. None: this one.
         env: further variables, such as those that ask for FSDP.
     """
 
-    def __init__(self, count: int, *, directories: list[Path] | None = None, **env: str):
-        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.served"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=directories[rank] if directories is not None else None,
-                env=runs.environment(
-                    **(rendezvous if count > 1 else {}),
-                    **(
-                        {"RANK": str(rank), "LOCAL_RANK": str(rank if directories is None else 0)} if count > 1 else {}
-                    ),
-                    **env,
-                ),
-            )
-            for rank in range(count)
-        ]
+    def __init__(self, count: int, forks: "Forks | None" = None, *, directories: list[Path] | None = None, **env: str):
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
+        self.processes: list[Interpreter | Forked] = []
+        for rank in range(count):
+            local = rank if directories is None else 0
+            own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(local)} if count > 1 else {}
+            directory = None if directories is None else directories[rank]
+            start = Interpreter if forks is None else forks.serve
+            self.processes.append(start({**own, **env}, directory))
 
     def codes(self, config: Path, *words: str) -> list[int]:
         """Train with this configuration; exit code of every rank."""
         for process in self.processes:
-            assert process.stdin is not None
             request = {"log": str(config.parent / "log.txt"), "words": [str(config), *words]}
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-        answers = []
-        for process in self.processes:
-            assert process.stdout is not None
-            answers.append(process.stdout.readline().strip())
+            process.requests.write(json.dumps(request) + "\n")
+            process.requests.flush()
+        answers = [process.answers.readline().strip() for process in self.processes]
         assert all(answers), (config.parent / "log.txt").read_text(errors="replace")[-4000:]
         return [int(answer) for answer in answers]
 
@@ -91,11 +98,10 @@ class Ranks:
     def close(self) -> None:
         """End the processes."""
         for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.close()
+            process.requests.close()
         for process in self.processes:
-            process.wait(timeout=60)
+            process.wait()
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.stdin, os.fdopen(os.dup(1), "w"))

@@ -15,13 +15,14 @@ from olmo_hf.callbacks.json_lines import METRICS_FILE, read_json_lines
 from olmo_hf.data.memmap import MemMapDataset
 from olmo_hf.training.state import load_run_state
 from tests import runs
+from tests.forks import Forks
 from tests.served import Ranks
 
 
 @pytest.fixture(scope="module")
-def ddp() -> Iterator[Ranks]:
+def ddp(forks: Forks) -> Iterator[Ranks]:
     """Two processes with a copy of the model each."""
-    ranks = Ranks(2)
+    ranks = Ranks(2, forks)
     yield ranks
     ranks.close()
 

@@ -8,12 +8,14 @@ to 5e-6, their gradient norms to 1e-4 relative. Learning rates and instance ids 
 import numpy as np
 import pytest
 
+from tests.forks import Forks
 from tests.golden.trajectories import RUNS, Pair, run_again
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return run_again(request.param, tmp_path_factory.mktemp(request.param))
+def pair(request: pytest.FixtureRequest, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    directory = tmp_path_factory.mktemp(request.param)
+    return run_again(request.param, directory, lambda config, ranks: forks.run(config, ranks=ranks))
 
 
 def test_every_step_is_there(pair: Pair) -> None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,19 +194,21 @@ def metrics_of(run_dir: Path) -> dict[str, np.ndarray]:
     return {key: np.array([row.get(key, np.nan) for row in numbers]) for key in keys}
 
 
-def train(config: Path, world_size: int) -> None:
-    if world_size == 1:
-        assert train_hf.main([str(config)]) == 0
-        return
+def train_on_ranks(config: Path, world_size: int) -> None:
+    """Train with several processes, as a user does."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
     subprocess.run([*launcher, str(runs.ROOT / "train_hf.py"), str(config)], env=runs.environment(), check=True)
 
 
-def run_again(name: str, directory: Path) -> Pair:
-    """Train as the original did in this run."""
+def run_again(name: str, directory: Path, on_ranks: Callable[[Path, int], object] = train_on_ranks) -> Pair:
+    """Train as the original did in this run, with one process in this one; `on_ranks` starts several."""
     write_start(name, directory)
     (directory / "run.yaml").write_text(yaml.safe_dump(our_settings(name, directory)))
-    train(directory / "run.yaml", RUNS[name]["world_size"])
+    config, world_size = directory / "run.yaml", RUNS[name]["world_size"]
+    if world_size == 1:
+        assert train_hf.main([str(config)]) == 0
+    else:
+        on_ranks(config, world_size)
     variants = RUNS[name]["spread_vs_reference"].values()
     keys = ("loss_ce_maxabs", "grad_norm_maxrel", "final_weights_maxabs")
     spread = {key: max(variant[key] for variant in variants) for key in keys}

@@ -16,6 +16,7 @@ from olmo_hf.training.checked_files import CheckedFiles
 from olmo_hf.training.readers import ShardedReader
 from olmo_hf.training.state import load_run_state
 from tests import runs
+from tests.forks import Forks
 from tests.invariants.test_restart import final, read, run_twice
 from tests.invariants.test_split import FSDP
 from tests.served import Ranks
@@ -135,12 +136,12 @@ def test_every_unsharded_checkpoint_of_shards_is_a_plain_model(fsdp: Ranks, tmp_
 
 
 @pytest.fixture(params=[{}, FSDP], ids=["ddp", "fsdp2"])
-def machines(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ranks]:
+def machines(request: pytest.FixtureRequest, forks: Forks, tmp_path: Path) -> Iterator[Ranks]:
     """Two machines with a disk each: processes that see other directories under the same name."""
     directories = [tmp_path / "machine0", tmp_path / "machine1"]
     for directory in directories:
         directory.mkdir()
-    ranks = Ranks(2, directories=directories, **request.param)
+    ranks = Ranks(2, forks, directories=directories, **request.param)
     yield ranks
     ranks.close()
 

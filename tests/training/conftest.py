@@ -52,7 +52,8 @@ class JoinedRanks:
     """Processes joined by gloo; called with a function of a test module and its arguments."""
 
     def __init__(self, count: int, folder: str):
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")  # which imports once what every rank needs
+        context.set_forkserver_preload(["olmo_hf.training.trainer"])
         self._inboxes, self._outboxes = ([context.Queue() for _ in range(count)] for _ in range(2))
         self._processes = [
             context.Process(
