@@ -1,8 +1,6 @@
 """One rank fails, and all end soon: the thread that watches, and real processes that wait for one that is gone."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -14,8 +12,8 @@ import torch.distributed as dist
 from olmo_hf import fault_watch
 from olmo_hf.fault_watch import FaultWatch
 from tests import runs
+from tests.forks import Forks
 from tests.invariants.test_split import FSDP
-from tests.served import free_port
 
 LIMIT_SECONDS = 60
 
@@ -101,74 +99,47 @@ def test_without_its_launcher_a_process_does_not_go_on(store: dist.TCPStore) -> 
     assert left.happened.wait(10)
 
 
-SCRIPT = """
-import sys, time
-import train_hf
-from olmo_hf.distributed import rank
-from olmo_hf.training.learning import LearningTrainer
-
-step = LearningTrainer.training_step
-
-def fail(self, *args, **kwargs):
-    if self.state.global_step == 2:
-        if rank() == 1:
-            raise {fault}
-        {waits}  # as in a collective without the other one
-    return step(self, *args, **kwargs)
-
-LearningTrainer.training_step = fail
-sys.exit(train_hf.run_and_report(train_hf.main, sys.argv[1:]))
-"""
-
-
-def end_of_both(directory: Path, script: str, **env: str) -> tuple[list[int], list[str], float]:
-    """Exit codes and output of two ranks without a launcher, and seconds between their ends."""
-    config, path = runs.write_run(directory), directory / "script.py"
-    path.write_text("from olmo_hf.errors import OlmoHfError\n" + script)
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    processes, outputs = [], [directory / f"rank{rank}.txt" for rank in range(2)]
-    for rank, output in enumerate(outputs):
-        environment = runs.environment(RANK=str(rank), LOCAL_RANK=str(rank), **rendezvous, **env)
-        with open(output, "wb") as file:
-            processes.append(
-                subprocess.Popen([sys.executable, str(path), str(config)], env=environment, stdout=file, stderr=file)
-            )
+def end_of_both(forks: Forks, directory: Path, fault: str, **env: str) -> tuple[list[int], str, float]:
+    """Exit codes of two ranks, what both printed, and the seconds between their ends; there is no launcher."""
+    config = runs.write_run(directory)
+    launch = forks.start(config, ranks=2, prepare="tests.failing_rank", FAULT=fault, **env)
     try:
-        processes[1].wait(timeout=200)
+        launch.until(lambda: launch.running() and launch.pids[1] in launch.codes)
         began = time.monotonic()
-        codes = [process.wait(timeout=LIMIT_SECONDS) for process in processes]
-        return codes, [output.read_text() for output in outputs], time.monotonic() - began
+        while launch.running() and time.monotonic() - began < LIMIT_SECONDS:
+            time.sleep(0.02)
+        seconds = time.monotonic() - began
+        assert not launch.running(), "the other one does not end"
+        return [launch.codes[pid] for pid in launch.pids], (directory / "log.txt").read_text(), seconds
     finally:
-        for process in processes:
-            process.kill()
+        launch.kill()
 
 
 @pytest.mark.parametrize(
     ("fault", "said", "code"),
     [
-        ("RuntimeError('the cooling failed')", "RuntimeError: the cooling failed", 1),
-        ("train_hf.OlmoHfError('no water')", "no water", 2),
+        ("RuntimeError: the cooling failed", "RuntimeError: the cooling failed", 1),
+        ("OlmoHfError: no water", "no water", 2),
     ],
     ids=["a fault", "an error for people"],
 )
 def test_all_ranks_end_with_the_message_of_the_one_that_failed(
-    tmp_path: Path, fault: str, said: str, code: int
+    forks: Forks, tmp_path: Path, fault: str, said: str, code: int
 ) -> None:
     """No launcher ends them, and rank 0 would wait for ever."""
-    script = SCRIPT.format(fault=fault.replace("train_hf.", ""), waits="time.sleep(100_000)")
-    codes, outputs, seconds = end_of_both(tmp_path, script)
+    codes, text, seconds = end_of_both(forks, tmp_path, fault, WAITS="true")
     assert codes == [code, code]
     assert seconds < LIMIT_SECONDS
-    assert f"rank 0 ends, because rank 1 failed: {said}" in outputs[0]
-    assert said in outputs[1]
+    assert f"rank 0 ends, because rank 1 failed: {said}" in text
+    own_words = f"rank 1: error: {said}" if code == 2 else f"\n{said}\n"
+    assert own_words in text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", [{}, FSDP], ids=["DDP", "FSDP2"])
-def test_a_rank_in_a_collective_of_training_ends_too(tmp_path: Path, env: dict[str, str]) -> None:
+def test_a_rank_in_a_collective_of_training_ends_too(forks: Forks, tmp_path: Path, env: dict[str, str]) -> None:
     """It goes on into the step, where gradients or weights are to come from the one that has failed."""
-    script = SCRIPT.format(fault="RuntimeError('the cooling failed')", waits="pass")
-    codes, outputs, seconds = end_of_both(tmp_path, script, **env)
+    codes, text, seconds = end_of_both(forks, tmp_path, "RuntimeError: the cooling failed", **env)
     assert codes == [1, 1]
     assert seconds < LIMIT_SECONDS
-    assert "rank 1 failed: RuntimeError: the cooling failed" in outputs[0]
+    assert "rank 1 failed: RuntimeError: the cooling failed" in text
