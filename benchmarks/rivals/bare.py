@@ -29,16 +29,7 @@ Loss = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 def stock_model(work: Workload) -> Olmo2ForCausalLM:
     """transformers' own OLMo-2 with the shape of the work."""
     torch.manual_seed(0)
-    config = Olmo2Config(
-        hidden_size=work.hidden_size,
-        num_hidden_layers=work.num_layers,
-        num_attention_heads=work.num_heads,
-        intermediate_size=work.intermediate_size,
-        vocab_size=work.vocab_size,
-        max_position_embeddings=work.sequence_length,
-        rope_theta=500_000,
-        attn_implementation="sdpa",
-    )
+    config = Olmo2Config(**work.shape, rope_theta=500_000, attn_implementation="sdpa")
     return Olmo2ForCausalLM(config).train()
 
 

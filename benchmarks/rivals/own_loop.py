@@ -13,16 +13,7 @@ from olmo_hf.training.loss_in_model import loss_settings, model_loss_sums
 def own_model(work: Workload) -> OlmoHfForCausalLM:
     """Our OLMo-2 with the shape of the work."""
     torch.manual_seed(0)
-    config = OlmoHfConfig(
-        hidden_size=work.hidden_size,
-        num_hidden_layers=work.num_layers,
-        num_attention_heads=work.num_heads,
-        intermediate_size=work.intermediate_size,
-        vocab_size=work.vocab_size,
-        max_position_embeddings=work.sequence_length,
-        attn_implementation="sdpa",
-    )
-    return OlmoHfForCausalLM(config).train()
+    return OlmoHfForCausalLM(OlmoHfConfig(**work.shape, attn_implementation="sdpa")).train()
 
 
 def main() -> None:

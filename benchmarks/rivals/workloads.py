@@ -31,6 +31,18 @@ class Workload:
     def tokens_per_step(self) -> int:
         return self.global_batch * self.sequence_length
 
+    @property
+    def shape(self) -> dict[str, int]:
+        """The model's sizes in the words of Hugging Face."""
+        return {
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "intermediate_size": self.intermediate_size,
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.sequence_length,
+        }
+
 
 WORKLOADS = {
     "S": Workload(256, 8, 8, 1024, 512, 8192, 16, 4),

@@ -21,7 +21,7 @@ from olmo_hf.model.configuration_olmo import OlmoHfConfig
 from olmo_hf.model.init import initialize_weights
 from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
 from olmo_hf.model.presets import FOLLOWS_THE_TOKENIZER, preset_fields
-from olmo_hf.model.weights import check_weights
+from olmo_hf.model.weights import check_weights, require_no_differences
 
 # Embeddings with a multiple of this many rows run faster on GPUs.
 VOCAB_MULTIPLE = 128
@@ -206,13 +206,8 @@ def _load(init_from: str | None, config: OlmoHfConfig) -> OlmoHfForCausalLM:
             f"model.init_from: the weights in {init_from} cannot be read: {last_line(error)}; choose a whole one"
         ) from error
     model, info = loaded
-    wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
-    found = [f"{kind.replace('_', ' ')}: {', '.join(names[:5])}" for kind, names in wrong.items() if names]
-    if found:
-        raise CheckpointError(
-            f"model.init_from: the weights in {init_from} are not those of this model ({'; '.join(found)}); choose a "
-            "checkpoint of the same architecture or correct model.config"
-        )
+    kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
+    require_no_differences(str(init_from), {kind.replace("_", " "): sorted(map(str, info[kind])) for kind in kinds})
     broken = [name for name, parameter in model.named_parameters() if not bool(torch.isfinite(parameter).all())]
     if broken:
         raise CheckpointError(

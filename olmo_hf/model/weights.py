@@ -4,6 +4,7 @@ A model made on the meta device is sharded, given memory (`to_empty`) and filled
 of it than it keeps.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -84,13 +85,26 @@ def check_weights(model: OlmoHfForCausalLM, source: str) -> dict[str, Path]:
         "unexpected keys": sorted(n for n in where.keys() - expected.keys() - spare if not n.endswith(_NO_WEIGHTS)),
         "mismatched keys": sorted(n for n in expected.keys() & where.keys() if expected[n] != shapes[n]),
     }
+    require_no_differences(source, differences)
+    return where
+
+
+def require_no_differences(source: str, differences: Mapping[str, Sequence[str]]) -> None:
+    """Refuse weights that are not those of the model.
+
+    Args:
+        source: where they are.
+        differences: names of weights by what is wrong with them.
+
+    Raises:
+        CheckpointError: there is one.
+    """
     found = [f"{kind}: {', '.join(names[:5])}" for kind, names in differences.items() if names]
     if found:
         raise CheckpointError(
             f"model.init_from: the weights in {source} are not those of this model ({'; '.join(found)}); choose a "
             "checkpoint of the same architecture or correct model.config"
         )
-    return where
 
 
 def _weight_files(source: str) -> list[Path]:
