@@ -291,6 +291,29 @@ def evaluation_page() -> str:
     return f"{before}{TASKS_START}\n" + "\n\n".join(lines) + f"\n{TASKS_END}{rest.split(TASKS_END)[1]}"
 
 
+LONG_START, LONG_END = "<!-- long -->", "<!-- end of long -->"
+
+
+def long_tests() -> Iterator[tuple[float, str, str]]:
+    """Seconds, name and reason of every test that says that it takes long, the longest first."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for mark in getattr(node, "decorator_list", []):
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.takes":
+                    seconds, why = (ast.literal_eval(argument) for argument in mark.args)
+                    name = f"{path.relative_to(ROOT / 'tests').as_posix()}::{typing.cast(ast.FunctionDef, node).name}"
+                    found.append((float(seconds), name, str(why)))
+    yield from sorted(found, reverse=True)
+
+
+def page_of_tests() -> str:
+    """tests/README.md with the long tests of today."""
+    text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    rows = [f"| {seconds:g} | `{name}` | {why} |" for seconds, name, why in long_tests()]
+    return between(text, LONG_START, LONG_END, "\n".join(["| seconds | test | why |", "|---|---|---|", *rows]))
+
+
 def pages() -> dict[Path, str]:
     """Every generated file with the text it must have."""
     return {
@@ -299,6 +322,7 @@ def pages() -> dict[Path, str]:
         ROOT / "docs" / "index.md": index_page(),
         ROOT / "mkdocs.yml": site(),
         ROOT / "README.md": readme(),
+        ROOT / "tests" / "README.md": page_of_tests(),
     }
 
 

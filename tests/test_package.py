@@ -159,6 +159,7 @@ def bare_environment(**extra: str) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1", **extra}
 
 
+@pytest.mark.takes(26, "five programs, each a process that imports torch, as the page has them one after another")
 def test_an_installed_wheel_trains_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
     """With the packages of this environment, and the wheel before them."""
     site = tmp_path / "site"
