@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 
 def main() -> None:
@@ -21,6 +22,7 @@ def main() -> None:
     if not Path(options.checkpoint).is_dir():
         parser.error(f"{options.checkpoint} is no directory; give one that training wrote, such as runs/tiny/latest")
 
+    logging.disable_progress_bar()  # the weights are read in no time
     tokenizer = AutoTokenizer.from_pretrained(options.checkpoint)
     model = AutoModelForCausalLM.from_pretrained(options.checkpoint)
     print(f"{type(model).__name__} with {model.num_parameters():,} parameters from {options.checkpoint}\n")

@@ -11,7 +11,7 @@ from olmo_hf.errors import ConversionError
 if TYPE_CHECKING:
     from olmo_hf.model.conversion.convert import Checkpoint
 
-HELP = "Convert a checkpoint: original OLMo <-> Hugging Face, or sharded -> unsharded"
+HELP = "convert a checkpoint: original OLMo <-> Hugging Face, or sharded -> unsharded"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

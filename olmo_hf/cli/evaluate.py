@@ -92,10 +92,13 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def _evaluate(options: "EvaluateOptions", output: Path | None) -> None:
+    from transformers.utils import logging
+
     from olmo_hf.distributed import is_main_process, start_processes
     from olmo_hf.recipes.evaluate import comparable, evaluate_targets, find_targets, write_results
     from olmo_hf.report.evaluations import draw_evaluations
 
+    logging.disable_progress_bar()  # of weights that are read; it would stand between the results
     start_processes()
     targets, notes = find_targets(options.models, all_checkpoints=options.all_checkpoints)
     results = []
@@ -106,8 +109,8 @@ def _evaluate(options: "EvaluateOptions", output: Path | None) -> None:
     if not is_main_process():
         return
     rows = comparable(results)
-    names = [target.name for target in targets]
-    steps = [target.step for target in targets]
+    names = [result.target.name for result in results]
+    steps = [result.target.step for result in results]
     places: list[int | str] = [step if step is not None else name for step, name in zip(steps, names, strict=True)]
     _print_table(rows, names)
     for note in notes:

@@ -224,7 +224,8 @@ def _agreement(run_dir: Path, data: "OrderedDataset") -> int:
     if not record:
         raise DataError(f"{run_dir}: holds no data-indices; name the directory of a run that recorded them")
     agreement = compare_with_record(data, record, read_returns(run_dir))
-    print(f"{len(agreement.steps):,} steps of {len(record)} ranks were recorded")
+    ranks = f"{len(record)} ranks" if len(record) > 1 else "1 rank"
+    print(f"{len(agreement.steps):,} steps of {ranks} were recorded")
     again = {step: times for step, times in times_read(data_indices_path(run_dir, 0)).items() if times > 1}
     if again:
         print(f"{len(again):,} of them were repeated after a restart: {describe_steps(sorted(again))}")

@@ -133,8 +133,10 @@ def run(namespace: argparse.Namespace) -> int:
     interval_seconds = 0.5 if sys.stderr.isatty() else 10.0
     first = "preparing" if namespace.train_tokenizer is None else "training the tokenizer"
     with tqdm(unit="B", unit_scale=True, desc=first, file=sys.stderr, mininterval=interval_seconds) as bar:
+        bar.leave = False  # a bar of nothing, where nothing was to be done
 
         def on_start(size_bytes: int) -> None:
+            bar.leave = True
             bar.set_description("preparing", refresh=False)
             bar.total = size_bytes if size_bytes else None
             bar.reset(bar.total)

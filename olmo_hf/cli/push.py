@@ -7,7 +7,7 @@ from typing import Any
 
 from olmo_hf.errors import CheckpointError, ConfigError
 
-HELP = "Upload a checkpoint to the Hugging Face Hub with a model card"
+HELP = "upload a checkpoint to the Hugging Face Hub with a model card"
 
 # What makes a model; optimizer, random states and counters of the run stay at home.
 MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
@@ -138,13 +138,16 @@ def _upload(repository: str, card: str, files: list[Path], *, private: bool) -> 
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
+    # What the Hub's errors are a kind of, from whichever client it uses: no connection is one of these too.
+    client_errors = tuple(kind for kind in HfHubHTTPError.__bases__ if issubclass(kind, Exception))
+
     operations = [CommitOperationAdd("README.md", card.encode())]
     operations += [CommitOperationAdd(path.name, str(path)) for path in files]
     try:
         api = HfApi()
         api.create_repo(repository, private=private, exist_ok=True)
         api.create_commit(repository, operations, commit_message="Upload model with olmo_hf")
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
+    except (*client_errors, HFValidationError, OfflineModeIsEnabled, OSError) as error:
         # The first line only: what follows can hold the headers of the request.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(

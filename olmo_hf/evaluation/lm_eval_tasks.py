@@ -16,8 +16,10 @@ from olmo_hf.evaluation.tasks.table import find_tasks
 
 _HEAD = """# Written by `olmo-hf evaluate --write-lm-eval`. The questions are in the file beside this one.
 #
-#   HF_HUB_OFFLINE=1 lm_eval --model hf --model_args pretrained=CHECKPOINT,dtype=float32,max_length={length} \\
+#   HF_HUB_OFFLINE=1 lm_eval --model hf --model_args pretrained=CHECKPOINT,dtype=float32 \\
 #     --tasks {name} --include_path {folder}
+#
+# A model that reads more than {length} tokens also gets max_length={length}: questions are cut there in training.
 """
 
 

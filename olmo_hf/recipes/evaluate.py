@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from olmo_hf.model.args import ModelArgs
 from olmo_hf.model.build import load_tokenizer, vocabulary_of
 from olmo_hf.training.commit import list_checkpoints, step_of
 from olmo_hf.training.evaluating import Evaluator, run_evaluators
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +136,10 @@ def evaluate_targets(options: EvaluateOptions, targets: Sequence[Target]) -> Ite
     evaluators: list[Evaluator] = []
     built_for: Any = None
     for target in targets:
+        if len(targets) > 1 and _is_gone(target):
+            if distributed.is_main_process():
+                logger.warning("%s is gone since the launch: its run has a newer one; passed over", target.source)
+            continue
         model = _load(target, options)
         tokenizer = tokenizer_of(target, options)
         config: Any = model.config  # ours or one of transformers
@@ -228,6 +235,12 @@ def _device(options: EvaluateOptions) -> torch.device:
     kind = torch.accelerator.current_accelerator()
     assert kind is not None
     return torch.device(kind.type, distributed.rank() % torch.accelerator.device_count())
+
+
+def _is_gone(target: Target) -> bool:
+    """Whether a run that goes on has meanwhile removed this checkpoint, as any rank sees it."""
+    here = target.step is not None and not Path(target.source).is_dir()
+    return bool(distributed.all_reduce_sum(torch.tensor([float(here)])).item() > 0)
 
 
 def _load(target: Target, options: EvaluateOptions) -> PreTrainedModel:

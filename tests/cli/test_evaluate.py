@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from transformers import (
 from olmo_hf.cli import evaluate as verb
 from olmo_hf.cli.main import main
 from olmo_hf.errors import CheckpointError
+from olmo_hf.recipes import evaluate as recipe
 from olmo_hf.recipes.evaluate import find_targets
 from olmo_hf.report.evaluations import draw_evaluations
 from tests.evaluation.test_perplexity import tiny_model
@@ -102,6 +104,25 @@ def test_all_checkpoints_of_a_run_with_a_plot(run: Path, tmp_path: Path, capsys:
     assert "checkpoint-10 checkpoint-20" in shown.out
     assert "checkpoint-30 is sharded" in shown.err
     assert (tmp_path / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "going")
+    real = recipe.find_targets
+
+    def find_targets_then_rotate(*given: Any, **named: Any) -> Any:
+        found = real(*given, **named)
+        shutil.rmtree(found[0][0].source)
+        return found
+
+    monkeypatch.setattr(recipe, "find_targets", find_targets_then_rotate)
+    words = ["--all", "--task-file", run / "tasks.yaml", "--tasks", "mine", "--metrics", "acc", "-o", tmp_path / "out"]
+    assert evaluate(tmp_path / "going", *words) == 0
+    results = json.loads((tmp_path / "out" / "evaluation.json").read_text())["results"]
+    assert [result["step"] for result in results] == [20]
+    assert capsys.readouterr().out.splitlines()[0].split() == ["checkpoint-20"], "a column for what is left"
 
 
 def test_the_evaluators_of_a_run_are_used_too(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,15 @@ def test_a_damaged_or_sharded_checkpoint_is_not_published(run_dir, capsys):
     assert "olmo-hf convert" in capsys.readouterr().err
 
 
+def test_a_hub_that_cannot_be_reached(run_dir, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    assert main(["push", str(run_dir), "someone/model"]) == 2
+    said = capsys.readouterr().err
+    assert "someone/model: cannot upload (" in said
+    assert "check the name, the connection and `hf auth login`" in said
+
+
 def test_upload(run_dir, tmp_path):
     with hub_stub.running() as hub:
         environment = {

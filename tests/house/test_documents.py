@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from olmo_hf.config_file import load_run
+from olmo_hf.recipes.plan import plan_run
 from olmo_hf.settings.overrides import find_field
 from olmo_hf.settings.problems import Problems
 
@@ -60,6 +61,9 @@ def check_verb(words: list[str]) -> None:
         _, further = parser.parse_known_args(words[1:])
         settings = all(word.startswith("--") and "=" in word for word in further)
         assert not further or (settings and getattr(module, "TAKES_FURTHER_SETTINGS", False)), further
+        if words[0] == "plan" and (ROOT / words[1]).is_file():  # a plan that the guide shows must come out
+            given = parser.parse_known_args(words[1:])[0]
+            plan_run(load_run(ROOT / words[1], further), num_processes=given.num_processes)
 
 
 def check_python(words: list[str]) -> None:
