@@ -12,6 +12,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests.forks import Forks
+    from tests.joined import JoinedRanks
 
 pytest_plugins = ["tests.durations"]
 
@@ -28,3 +29,23 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Forks"]:
     starter = Forks(tmp_path_factory.mktemp("forks"))
     yield starter
     starter.close()
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator["JoinedRanks"]:
+    """Two ranks that run functions."""
+    from tests.joined import JoinedRanks
+
+    ranks = JoinedRanks(2, str(tmp_path_factory.mktemp("ranks")))
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator["JoinedRanks"]:
+    """Four ranks, for what is spread two ways."""
+    from tests.joined import JoinedRanks
+
+    ranks = JoinedRanks(4, str(tmp_path_factory.mktemp("four-ranks")))
+    yield ranks
+    ranks.close()

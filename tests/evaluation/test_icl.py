@@ -1,20 +1,18 @@
 """Tasks on a small model: the same figures however they are computed; and questions that do not fit."""
 
 import contextlib
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 
 from olmo_hf.evaluation.icl import DownstreamEvaluator, DownstreamOptions, questions_of_rank
 from olmo_hf.evaluation.tasks.questions import Option, Question
 from olmo_hf.training.evaluating import run_evaluators
 from tests.evaluation.test_perplexity import CPU, V, tiny_model
+from tests.joined import JoinedRanks
 
 WORDS = "abcdefghijklmnopqrstuvwxyz "
 
@@ -129,46 +127,29 @@ def test_every_question_is_somebodys(count: int, world: int, monkeypatch: pytest
     assert sorted(dealt) == list(range(count))
 
 
-TWO_RANKS = """
-import json, sys
-import torch, torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-from tests.evaluation.test_icl import evaluate, evaluator, questions, tiny_model
-dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 class Counted(torch.nn.parallel.DistributedDataParallel):
     def forward(self, *arguments, **words):
         raise AssertionError("evaluation must not exchange buffers before every pass")
+
+
 def sharded(model):
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
-metrics = ("acc", "pmi_dc", "bpb")
-tasks = [questions(17), questions(1), questions(40, seed=3)]
-result = {
-    name: [evaluate(wrap(tiny_model()), evaluator(asked, metrics=metrics)) for asked in tasks]
-    for name, wrap in (("ddp", Counted), ("fsdp2", sharded))
-}
-print(json.dumps(result))
-dist.barrier()
-dist.destroy_process_group()
-"""
 
 
-def test_two_ranks_say_what_one_says(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS, str(tmp_path / "store"), str(rank)],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=root,
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    first, second = (json.loads(output.splitlines()[-1]) for output in outputs)
+def figures_of_a_rank(rank: int) -> dict[str, list[dict[str, float]]]:
+    metrics = ("acc", "pmi_dc", "bpb")
+    tasks = [questions(17), questions(1), questions(40, seed=3)]
+    return {
+        name: [evaluate(wrap(tiny_model()), evaluator(asked, metrics=metrics)) for asked in tasks]
+        for name, wrap in (("ddp", Counted), ("fsdp2", sharded))
+    }
+
+
+def test_two_ranks_say_what_one_says(two_ranks: JoinedRanks) -> None:
+    first, second = two_ranks(figures_of_a_rank)
     assert first == second, "all ranks must hold the same figures"
     metrics = ("acc", "pmi_dc", "bpb")
     for place, asked in enumerate([questions(17), questions(1), questions(40, seed=3)]):

@@ -3,9 +3,6 @@
 import contextlib
 import math
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from olmo_hf.data.collator import DataCollator
 from olmo_hf.evaluation.perplexity import PerplexityEvaluator, batches_of_rank, cross_entropy_sums
 from olmo_hf.training.evaluating import run_evaluators
 from olmo_hf.training.metrics import perplexity
+from tests.joined import JoinedRanks
 
 V, S = 128, 12
 CPU = torch.device("cpu")
@@ -199,39 +197,20 @@ def test_cross_entropy_sums_take_any_float_type() -> None:
     assert sums.sum().item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-TWO_RANKS = """
-import contextlib, json, sys
-import torch, torch.distributed as dist
-sys.path.insert(0, sys.argv[1])
-from test_perplexity import CPU, evaluate, evaluator, instances, tiny_model
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=int(sys.argv[3]), world_size=2)
-def wrap(model):
-    # Buffers make every forward pass of DDP a collective: unequal numbers of batches would hang here.
-    return torch.nn.parallel.DistributedDataParallel(model)
-result = {
-    "zero": evaluate(wrap(tiny_model(zero_head=True)), evaluator(instances(3, masked=True), 2)),
-    "odd": evaluate(wrap(tiny_model()), evaluator(instances(7, masked=True), 2)),
-    "one": evaluate(wrap(tiny_model()), evaluator(instances(1, masked=False), 2)),
-}
-print(json.dumps(result))
-dist.barrier()
-dist.destroy_process_group()
-"""
+def figures_of_a_rank(rank: int) -> dict[str, dict[str, float]]:
+    def wrap(model):
+        # Buffers make every forward pass of DDP a collective: unequal numbers of batches would hang here.
+        return torch.nn.parallel.DistributedDataParallel(model)
+
+    return {
+        "zero": evaluate(wrap(tiny_model(zero_head=True)), evaluator(instances(3, masked=True), 2)),
+        "odd": evaluate(wrap(tiny_model()), evaluator(instances(7, masked=True), 2)),
+        "one": evaluate(wrap(tiny_model()), evaluator(instances(1, masked=False), 2)),
+    }
 
 
-def test_two_ranks_give_what_one_gives(tmp_path: Path) -> None:
-    import json
-
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS, str(Path(__file__).parent), str(tmp_path / "store"), str(rank)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
+def test_two_ranks_give_what_one_gives(two_ranks: JoinedRanks) -> None:
+    outputs = two_ranks(figures_of_a_rank)
     assert outputs[0] == outputs[1], "all ranks must hold the same figures"
     assert outputs[0]["zero"]["eval/set/CrossEntropyLoss"] == pytest.approx(math.log(V), abs=2.4e-7)
     for name, count, masked in (("odd", 7, True), ("one", 1, False)):

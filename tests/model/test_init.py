@@ -144,7 +144,7 @@ def worker(rank, folder, mesh_shape, settings):
 def test_every_sharding_starts_from_the_same_weights(tmp_path, mesh_shape, tied):
     settings = UNEVEN | {"tie_word_embeddings": tied}
     given = str(tmp_path), mesh_shape, settings
-    mp.start_processes(worker, args=given, nprocs=math.prod(mesh_shape), start_method="spawn")
+    mp.start_processes(worker, args=given, nprocs=math.prod(mesh_shape), start_method="forkserver")
     expected = dict(build_model(ModelArgs(config=settings), seed=7).named_parameters())
     found = load_file(tmp_path / "whole.safetensors")
     assert found.keys() == expected.keys()
