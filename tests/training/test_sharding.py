@@ -14,6 +14,7 @@ from olmo_hf.model.args import ModelArgs
 from olmo_hf.model.build import build_model
 from olmo_hf.model.weights import check_weights, fill_weights, read_weights
 from tests import runs
+from tests.forks import Forks
 from tests.invariants.test_split import FSDP
 
 SHAPE = {
@@ -92,25 +93,12 @@ def test_a_table_kept_by_older_files_is_no_weight(tmp_path: Path) -> None:
 
 # ---- how often weights are gathered and gradients reduced ----
 
-COUNTING = """
-import json, os, sys
-from torch.profiler import ProfilerActivity, profile
-import train_hf
-
-found = []
-for words in json.loads(sys.argv[2]):
-    with profile(activities=[ProfilerActivity.CPU]) as recorder:
-        assert train_hf.run_and_report(train_hf.main, [sys.argv[1], *words]) == 0
-    names = [event.name().split(" ")[0] for event in recorder.profiler.kineto_results.events()]
-    counted = "FSDP::all_gather", "FSDP::post_backward_reduce", "c10d::allreduce_"
-    found.append({name: names.count(name) for name in counted})
-if os.environ["RANK"] == "0":
-    open(sys.argv[3], "w").write(json.dumps(found))
-"""
 STEPS = 2
 
 
-def counts(directory: Path, variants: list[dict[str, Any]], processes: int, **env: str) -> list[dict[str, int]]:
+def counts(
+    forks: Forks, directory: Path, variants: list[dict[str, Any]], ranks: int, **env: str
+) -> list[dict[str, int]]:
     """Collectives of rank 0 in runs of two steps, which differ by the settings given."""
     config = runs.write_run(
         directory,
@@ -120,21 +108,20 @@ def counts(directory: Path, variants: list[dict[str, Any]], processes: int, **en
         save_interval=None,
         save_at_start=False,
     )
-    script = directory / "count.py"
-    script.write_text(COUNTING)
     words = [
         [f"--training.{name}={value}" for name, value in variant.items()] + [f"--training.output_dir={directory}/{i}"]
         for i, variant in enumerate(variants)
     ]
     out = directory / "counts.json"
-    process = runs.start(config, json.dumps(words), str(out), processes=processes, script=script, **env)
-    assert process.wait(timeout=240) == 0, (directory / "log.txt").read_text()[-3000:]
+    counting = {"prepare": "tests.counted_collectives", "VARIANTS": json.dumps(words), "COUNTS": str(out)}
+    forks.run(config, ranks=ranks, **counting, **env)
     return json.loads(out.read_text())
 
 
-def test_fsdp_reduces_after_each_micro_batch_or_once(tmp_path: Path) -> None:
+def test_fsdp_reduces_after_each_micro_batch_or_once(forks: Forks, tmp_path: Path) -> None:
     """A unit is the embedding, each of the two layers, or the last norm with the head: four of them."""
     each, once, grouped = counts(
+        forks,
         tmp_path,
         [
             {"per_device_train_batch_size": 1},
@@ -152,24 +139,25 @@ def test_fsdp_reduces_after_each_micro_batch_or_once(tmp_path: Path) -> None:
         assert found[:2] == pytest.approx(losses[0][:2], rel=1e-5)
 
 
-def test_weights_are_gathered_as_often_as_they_are_needed(tmp_path: Path) -> None:
+def test_weights_are_gathered_as_often_as_they_are_needed(forks: Forks, tmp_path: Path) -> None:
     """Of four units two, the layers, are freed after the forward pass and needed again; an embedding is not."""
     variants = [{"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 4}]
-    four, one = counts(tmp_path / "full", variants, 2, **FSDP)
+    four, one = counts(forks, tmp_path / "full", variants, 2, **FSDP)
     assert (four["FSDP::all_gather"], one["FSDP::all_gather"]) == (6 * 4 * STEPS, 6 * STEPS)
-    four, one = counts(tmp_path / "grad", variants, 2, **FSDP | {"FSDP_RESHARD_AFTER_FORWARD": "false"})
+    four, one = counts(forks, tmp_path / "grad", variants, 2, **FSDP | {"FSDP_RESHARD_AFTER_FORWARD": "false"})
     assert (four["FSDP::all_gather"], one["FSDP::all_gather"]) == (4 * STEPS, 4 * STEPS), "once a step"
     full, grad = (runs.losses(tmp_path / name / "0")[STEPS] for name in ("full", "grad"))
     assert grad[:2] == full[:2], "the same numbers in the same order"
 
 
 @pytest.mark.slow
-def test_one_unit_for_all_layers(tmp_path: Path) -> None:
+def test_one_unit_for_all_layers(forks: Forks, tmp_path: Path) -> None:
     """`NO_WRAP`: embedding and head stay units of their own, and the numbers the same."""
     variants = [{"per_device_train_batch_size": 4}]
     policies = {"layers": FSDP, "none": FSDP | {"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}}
     found = {
-        name: counts(tmp_path / name, variants, 2, **env)[0]["FSDP::all_gather"] for name, env in policies.items()
+        name: counts(forks, tmp_path / name, variants, 2, **env)[0]["FSDP::all_gather"]
+        for name, env in policies.items()
     }
     assert found["layers"] == 6 * STEPS
     assert found["none"] == 3 * STEPS, "the layers lie in the last unit, which stays gathered"
@@ -177,13 +165,13 @@ def test_one_unit_for_all_layers(tmp_path: Path) -> None:
     assert none[:2] == pytest.approx(layers[:2], rel=1e-5)
 
 
-def test_ddp_reduces_once_whatever_the_micro_batch(tmp_path: Path) -> None:
-    four, one = counts(tmp_path, [{"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 4}], 2)
+def test_ddp_reduces_once_whatever_the_micro_batch(forks: Forks, tmp_path: Path) -> None:
+    four, one = counts(forks, tmp_path, [{"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 4}], 2)
     assert four["c10d::allreduce_"] == one["c10d::allreduce_"] > 0
 
 
 @pytest.mark.slow
-def test_replicas_of_hsdp_meet_once(tmp_path: Path) -> None:
+def test_replicas_of_hsdp_meet_once(forks: Forks, tmp_path: Path) -> None:
     """Four processes in 2 x 2: two micro-batches or one, the same sums between replicas."""
     assert os.cpu_count()
     hybrid = {
@@ -192,7 +180,7 @@ def test_replicas_of_hsdp_meet_once(tmp_path: Path) -> None:
         "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2",
     }
     two, one = counts(
-        tmp_path, [{"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 2}], 4, **FSDP, **hybrid
+        forks, tmp_path, [{"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 2}], 4, **FSDP, **hybrid
     )
     assert two["c10d::allreduce_"] == one["c10d::allreduce_"] > 0
     assert two["FSDP::post_backward_reduce"] == 2 * one["FSDP::post_backward_reduce"]
