@@ -230,3 +230,4 @@ class Forks:
 
 if __name__ == "__main__":
     serve()
+    os._exit(0)  # putting away what torch and transformers made takes seconds

@@ -1,9 +1,5 @@
 """The metric as a module of `evaluate`: outside training, without a network, over several processes."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +8,7 @@ import pytest
 
 import olmo_hf.evaluation.icl_metric
 from olmo_hf.errors import DataError
+from tests.joined import JoinedRanks
 
 PLACE = str(Path(olmo_hf.evaluation.icl_metric.__file__).parent)
 
@@ -75,29 +72,13 @@ def test_an_unknown_metric_is_refused(tmp_path: Path) -> None:
         load(tmp_path, "accuracy")
 
 
-PROCESS = """
-import json, sys
-import evaluate
-from tests.evaluation.icl_metric.test_icl_metric import PLACE, SUMS, references
-place = int(sys.argv[1])
-metric = evaluate.load(PLACE, "acc", num_process=2, process_id=place, experiment_id="two", cache_dir=sys.argv[2])
-metric.add_batch(predictions=SUMS[place::2], references=references()[place::2])
-print(json.dumps(metric.compute()))
-"""
+def of_process(place: int, cache: str) -> dict[str, float] | None:
+    metric = evaluate.load(PLACE, "acc", num_process=2, process_id=place, experiment_id="two", cache_dir=cache)
+    metric.add_batch(predictions=SUMS[place::2], references=references()[place::2])
+    return metric.compute()
 
 
-def test_two_processes_say_what_one_says(tmp_path: Path) -> None:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(place), str(tmp_path / "cache")],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[3],
-            env=environment,
-        )
-        for place in range(2)
-    ]
-    first, second = (json.loads(process.communicate(timeout=240)[0].splitlines()[-1]) for process in processes)
+def test_two_processes_say_what_one_says(two_ranks: JoinedRanks, tmp_path: Path) -> None:
+    first, second = two_ranks(of_process, str(tmp_path / "cache"))
     assert first == {"acc": pytest.approx(2 / 3), "incomplete": 0}
     assert second is None, "the first process gathers what the others have written"
