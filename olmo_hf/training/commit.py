@@ -5,10 +5,8 @@ lists each file with size and checksum, is written last; then the directory is r
 is killed in between leaves only a hidden directory, which the next start removes.
 """
 
-import contextlib
 import dataclasses
 import datetime
-import fcntl
 import json
 import logging
 import os
@@ -293,35 +291,3 @@ def belongs_to_a_rank(name: str) -> bool:
 def step_of(checkpoint: Path) -> int:
     """The step in the name of a checkpoint."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
-
-
-@contextlib.contextmanager
-def run_lock(run_dir: Path) -> Iterator[None]:
-    """Hold the run directory for this process; the system lets go of it however the process ends.
-
-    Raises:
-        CheckpointError: another process trains in this directory, or it cannot be written.
-    """
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        file = open(run_dir / ".lock", "a+", encoding="utf-8")  # noqa: SIM115  (entered below)
-    except OSError as error:
-        raise CheckpointError(
-            f"{run_dir}: cannot write here ({error.strerror}); set training.output_dir to a directory you may write"
-        ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip() or "another process"
-            raise CheckpointError(
-                f"{run_dir}: {owner} is training here already; wait for it, stop it, or choose another name"
-            ) from None
-        except OSError as error:  # a file system without locks: say so, and trust the user
-            logger.warning("cannot lock %s: %s", run_dir, error)
-        with contextlib.suppress(OSError):
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {os.uname().nodename}")
-            file.flush()
-        yield

@@ -26,6 +26,7 @@ from olmo_hf.errors import CheckpointError
 from olmo_hf.training import commit
 from olmo_hf.training.disk import Disk, find_disk
 from olmo_hf.training.rotation import clean_leftovers
+from olmo_hf.training.run_lock import run_lock
 from olmo_hf.training.settling import sync_file
 from olmo_hf.training.state import RunState, compare_identity, load_run_state
 from olmo_hf.training.upload import DOWNLOADED, fetch_source, fetch_unless_damaged, is_remote, newest_copy
@@ -90,7 +91,7 @@ def open_run(
 
         def claim() -> None:
             if disk.is_writer and not dry_run:
-                stack.enter_context(commit.run_lock(directory))
+                stack.enter_context(run_lock(directory))
                 _try_to_write(directory)
                 clean_leftovers(directory)
 
