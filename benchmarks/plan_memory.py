@@ -101,8 +101,8 @@ def step_of(ranks: int, changes: dict[str, Any]) -> StepSettings:
 
 
 def planned(model: dict[str, int], ranks: int, step: StepSettings) -> int:
-    """Bytes by the plan, with the update of a CPU."""
-    settings = MemorySettings(num_devices=ranks, optimizer="adamw", step=step, fused_update=False)
+    """Bytes by the plan."""
+    settings = MemorySettings(num_devices=ranks, optimizer="adamw", step=step)
     return estimate_memory(settings, OlmoHfConfig(**model)).total
 
 

@@ -17,15 +17,12 @@ class MemorySettings:
     Attributes:
         num_devices: Devices.
         optimizer: `training.optimizer`.
-        fused_update: Whether the optimizer needs no memory of its own while it updates, as on a GPU; on a CPU it works
-            on one parameter at a time and holds two more copies of it.
         step: What the memory of a step depends on.
     """
 
     num_devices: int
     optimizer: str
     step: StepSettings
-    fused_update: bool = True
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Memory:
     """The fullest moment of forward and backward pass."""
 
     update: int
-    """What is held on top of weights, optimizer and buckets while the optimizer works: gradients, and its own."""
+    """Gradients that are held on top of weights, optimizer and buckets while the optimizer, which is fused, works."""
 
     @property
     def total(self) -> int:
@@ -70,15 +67,13 @@ def estimate_memory(settings: MemorySettings, config: OlmoHfConfig) -> Memory:
     count, step = count_parameters(config), settings.step
     shards = step.shards if step.is_sharded else 1
     gradients = FLOAT32_BYTES * count.total // shards
-    largest = max(config.vocab_size * config.hidden_size, config.intermediate_size * config.hidden_size)
-    own = 0 if settings.fused_update else 2 * FLOAT32_BYTES * largest // shards
     is_ddp = settings.num_devices > 1 and not step.is_sharded
     return Memory(
         weights=FLOAT32_BYTES * count.total // shards,
         optimizer=optimizer_bytes(settings.optimizer, count, config.num_hidden_layers) // shards,
         ddp_buckets=FLOAT32_BYTES * count.total if is_ddp else 0,
         step=step_memory(config, replace(step, into_buckets=is_ddp)),
-        update=own if is_ddp else gradients + own,
+        update=0 if is_ddp else gradients,
     )
 
 

@@ -239,9 +239,7 @@ class _Sharding:
     def _reduce(self, unit: _Unit) -> None:
         self.free(unit)
         size = FLOAT32_BYTES * unit.numel
-        if self.settings.defers_reduction and self.settings.accumulates:
-            pass  # whole gradients are counted as held by the micro-batches before
-        else:
+        if not (self.settings.defers_reduction and self.settings.accumulates):  # else whole ones are counted already
             self.ledger.change(reduction_buffers=size - self._scattered)  # the last one's buffer goes when this comes
             self._scattered = size
             part = size // self.settings.shards
