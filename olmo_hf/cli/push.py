@@ -139,15 +139,15 @@ def _upload(repository: str, card: str, files: list[Path], *, private: bool) -> 
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     # What the Hub's errors are a kind of, from whichever client it uses: no connection is one of these too.
-    client_errors = tuple(kind for kind in HfHubHTTPError.__bases__ if issubclass(kind, Exception))
-
+    client_errors = (kind for kind in HfHubHTTPError.__bases__ if issubclass(kind, Exception))
+    failures: tuple[type[Exception], ...] = (*client_errors, HFValidationError, OfflineModeIsEnabled, OSError)
     operations = [CommitOperationAdd("README.md", card.encode())]
     operations += [CommitOperationAdd(path.name, str(path)) for path in files]
     try:
         api = HfApi()
         api.create_repo(repository, private=private, exist_ok=True)
         api.create_commit(repository, operations, commit_message="Upload model with olmo_hf")
-    except (*client_errors, HFValidationError, OfflineModeIsEnabled, OSError) as error:
+    except failures as error:
         # The first line only: what follows can hold the headers of the request.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
