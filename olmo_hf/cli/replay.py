@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ def run(namespace: argparse.Namespace) -> int:
     """Trains again, compares, prints. Returns 0 when all is equal, 1 when something differs."""
     if namespace.tolerance is not None and not 0 <= namespace.tolerance < math.inf:
         raise DataError(f"--tolerance: found {namespace.tolerance}, expected 0 or more")
+    take_threads_of(namespace.run)
     import torch
 
     from olmo_hf.distributed import is_main_process, start_processes, world_size
@@ -61,20 +63,44 @@ def run(namespace: argparse.Namespace) -> int:
             "draws other masks and sums are made in another order; for an exact replay start it as the run was, "
             "with `-m olmo_hf.cli.main replay` for `train_hf.py CONFIG`"
         )
+    threads = {s.launch.threads for s in way.segments if s.launch.threads is not None} - {1, torch.get_num_threads()}
+    if threads and not torch.cuda.is_available():
+        most = max(threads)
+        notes.append(
+            f"the run had {most} threads and this is started with {torch.get_num_threads()}, where sums are made in "
+            f"another order; for an exact replay start it with OMP_NUM_THREADS={most}"
+        )
     exact = not others and not torch.cuda.is_available()
     tolerance = namespace.tolerance
     if tolerance is None:
         tolerance = 0.0 if exact else ELSEWHERE_TOLERANCE
+    if is_main_process():
+        _print_way(way, notes)
     with _shared_directory() as workdir:
         found = train_again(way, workdir)
     recorded = {step: row for segment in way.segments for step, row in segment.rows.items()}
     comparisons = compare(recorded, found)
     equal = all(one.is_equal(tolerance) for one in comparisons)
     if is_main_process():
-        _print(way, comparisons, notes, tolerance=tolerance, equal=equal)
+        _print(comparisons, tolerance=tolerance, equal=equal)
         if namespace.json is not None:
             _write_json(namespace.json, _as_json(namespace, way, comparisons, notes, tolerance, equal))
     return 0 if equal else 1
+
+
+def take_threads_of(run: Path) -> None:
+    """As many threads as the run had, the most of its launches, unless somebody has said how many.
+
+    Must come before torch is imported: told afterwards, torch divides the same work in another way.
+    """
+    from olmo_hf.callbacks.json_lines import read_json_lines
+    from olmo_hf.report.history import LAUNCHES_FILE
+
+    if "torch" in sys.modules or "OMP_NUM_THREADS" in os.environ or not (run / LAUNCHES_FILE).is_file():
+        return
+    threads = [row.get("threads") for row in read_json_lines(run / LAUNCHES_FILE)]
+    if counts := [number for number in threads if isinstance(number, int)]:
+        os.environ["OMP_NUM_THREADS"] = str(max(counts))
 
 
 @contextlib.contextmanager
@@ -90,14 +116,17 @@ def _shared_directory() -> Iterator[Path]:
         barrier()
 
 
-def _print(way: "Way", comparisons: "list[Comparison]", notes: list[str], *, tolerance: float, equal: bool) -> None:
-    from olmo_hf.replay.record import GRADIENT_NORM, LOSS
-
+def _print_way(way: "Way", notes: list[str]) -> None:
     start = "the beginning of the run" if way.checkpoint is None else way.checkpoint.name
     first, last = way.segments[0].first_step, way.segments[-1].last_step
-    print(f"from {start}: steps {first + 1} to {last}")
+    print(f"from {start}: steps {first + 1} to {last}", flush=True)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
+
+
+def _print(comparisons: "list[Comparison]", *, tolerance: float, equal: bool) -> None:
+    from olmo_hf.replay.record import GRADIENT_NORM, LOSS
+
     names = {LOSS: "cross-entropy", GRADIENT_NORM: "gradient norm"}
     print(f"{'step':>8}  {'metric':<13}  {'recorded':>22}  {'found again':>22}  {'difference':>10}")
     for one in comparisons:

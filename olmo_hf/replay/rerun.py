@@ -80,8 +80,11 @@ def _train_segment(
     segment: Segment, checkpoint: Path | None, directory: Path, *, saves: bool
 ) -> dict[int, dict[str, float]]:
     run = segment.settings
-    if segment.launch.threads is not None and not torch.cuda.is_available():
-        torch.set_num_threads(segment.launch.threads)  # sums are made in another order by another number of threads
+    threads = segment.launch.threads
+    # Sums are made in another order by another number of threads. To set the number that is there would change them
+    # too: from then on MKL divides its work otherwise (torch takes its dynamic mode away).
+    if threads not in (None, torch.get_num_threads()) and not torch.cuda.is_available():
+        torch.set_num_threads(threads)
     training = quiet(run.training, last_step=segment.last_step)
     if checkpoint is None and training.resume not in ("auto", "never"):
         checkpoint = _starting_point(training.resume)

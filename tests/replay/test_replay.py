@@ -1,6 +1,7 @@
 """Steps of a run trained again: bitwise the record, over restarts, and the run directory stays as it is."""
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from olmo_hf.cli.main import main
 from olmo_hf.errors import DataError
@@ -45,6 +47,31 @@ def test_random_steps_of_a_run_with_a_restart(restarted: Path, tmp_path: Path, s
     recorded = runs.losses(restarted)[step]
     assert [one["recorded"] for one in told["steps"][-2:]] == list(recorded[:2])
     assert state_of(restarted) == before, "the run directory is only read"
+
+
+def test_the_number_of_threads_is_not_set_to_what_it_is(
+    restarted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Setting it, even to what it is, takes MKL's dynamic mode away: with two threads and more, other last bits."""
+    told: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    assert replay(restarted, 3, tmp_path)[0] == 0
+    assert told == []
+
+
+@pytest.mark.parametrize(("given", "taken"), [(None, "3"), ("2", "2")])
+def test_a_replay_starts_with_the_threads_of_the_run(tmp_path: Path, given: str | None, taken: str) -> None:
+    """Before torch is there, and unless somebody has said how many."""
+    (tmp_path / "launches.jsonl").write_text('{"threads": 3}\n{"threads": 1}\n{}\n')
+    program = (
+        "import os, sys; from pathlib import Path; from olmo_hf.cli.replay import take_threads_of; "
+        "take_threads_of(Path(sys.argv[1])); assert 'torch' not in sys.modules; print(os.environ['OMP_NUM_THREADS'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {} if given is None else {"OMP_NUM_THREADS": given}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == taken
 
 
 def test_the_way_leads_over_the_restart(restarted: Path) -> None:
