@@ -64,9 +64,26 @@ def check_launch(environment: Mapping[str, str]) -> None:
     Raises:
         ConfigError: all problems at once.
     """
-    problems = [*_fsdp_problems(environment), *_parallelism_problems(environment)]
+    problems = [*_process_problems(environment)]
+    if not problems:  # the others reckon with these
+        problems = [*_fsdp_problems(environment), *_parallelism_problems(environment)]
     if problems:
         raise ConfigError(problems)
+
+
+def _process_problems(environment: Mapping[str, str]) -> Iterator[str]:
+    remedy = "start through `accelerate launch` or `torchrun`, which set it, or remove it from the environment"
+    numbers = {name: environment.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))}
+    wrong = {name: value for name, value in numbers.items() if not value.isdecimal()}
+    for name, value in wrong.items():
+        yield f"{name}: found {value!r}, expected a whole number; {remedy}"
+    if wrong:
+        return
+    own, size = int(numbers["RANK"]), int(numbers["WORLD_SIZE"])
+    if own >= max(size, 1):
+        yield f"RANK: found {own} with WORLD_SIZE {size}, expected less; {remedy}"
+    if size > 1 and not environment.get("MASTER_ADDR"):
+        yield f"MASTER_ADDR: not set, though WORLD_SIZE is {size}; {remedy}"
 
 
 def _fsdp_problems(environment: Mapping[str, str]) -> Iterator[str]:

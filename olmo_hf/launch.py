@@ -21,6 +21,7 @@ from olmo_hf.errors import ConfigError, DamagedCheckpointError, OlmoHfError
 from olmo_hf.fault_watch import announce_fault, start_fault_watch, stop_fault_watch
 from olmo_hf.model.modeling_olmo import OlmoHfForCausalLM
 from olmo_hf.model.size import describe_model
+from olmo_hf.output import keep_output
 from olmo_hf.recipes.memory import estimate_memory
 from olmo_hf.recipes.table import memory_rows, memory_settings, print_rows
 from olmo_hf.training.args import TrainingArgs
@@ -95,7 +96,8 @@ def join_processes(run: RunArgs) -> None:
 
 def own_rank() -> int:
     """This process's rank as the launcher says it, before any process group exists."""
-    return int(os.environ.get("RANK", "0"))
+    stated = os.environ.get("RANK", "0")
+    return int(stated) if stated.isdecimal() else 0  # `check_launch` says so
 
 
 def quiet_logs() -> None:
@@ -114,6 +116,7 @@ def run_and_report(main: Callable[[Sequence[str]], int], words: Sequence[str]) -
     Returns:
         Exit code: 0, what `main` says, or 2 for an error that a person can mend.
     """
+    keep_output()
     quiet_logs()
     forget_last_exit_code()
     try:

@@ -14,7 +14,7 @@ CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
 def environment(name: str, **changes: str) -> dict[str, str]:
     """What `accelerate launch` makes of a file."""
     config = yaml.safe_load((CONFIGS / name).read_text(encoding="utf-8"))
-    found = {"WORLD_SIZE": str(config["num_processes"])}
+    found = {"WORLD_SIZE": str(config["num_processes"]), "MASTER_ADDR": "127.0.0.1"}
     if config["distributed_type"] == "FSDP":
         fsdp = config["fsdp_config"]
         found |= {
@@ -52,6 +52,21 @@ def test_every_file_is_taken_or_says_that_it_is_not(path: Path) -> None:
 def test_what_is_not_supported_is_refused_in_words(name: str, words: tuple[str, ...]) -> None:
     (problem,) = problems(name)
     assert all(word in problem for word in words)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"RANK": "x", "WORLD_SIZE": "-1"}, ["RANK: found 'x'", "WORLD_SIZE: found '-1'"]),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, ["RANK: found 2 with WORLD_SIZE 2"]),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, ["MASTER_ADDR: not set, though WORLD_SIZE is 2"]),
+        ({"WORLD_SIZE": "", "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, ["WORLD_SIZE: found ''"]),
+    ],
+)
+def test_an_environment_that_no_launcher_made(given: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_launch(given)
+    assert [problem[: len(start)] for problem, start in zip(caught.value.problems, words, strict=True)] == words
 
 
 def test_sizes_that_are_not_the_number_of_processes() -> None:

@@ -1,6 +1,5 @@
 """Stopping early and cleanly: every rank at the same step, with a checkpoint, saying why."""
 
-import datetime
 import logging
 import math
 import os
@@ -18,8 +17,8 @@ from olmo_hf import distributed
 from olmo_hf.callbacks.args import CancellationArgs
 from olmo_hf.callbacks.stop_signals import StopSignals
 from olmo_hf.callbacks.wandb_tags import TagWatch
+from olmo_hf.callbacks.wording import moment_of
 from olmo_hf.data.order import DataPosition
-from olmo_hf.errors import ConfigError
 from olmo_hf.training.callback import OlmoCallback
 
 logger = logging.getLogger(__name__)
@@ -201,14 +200,7 @@ def _deadlines(args: CancellationArgs, environment: Mapping[str, str]) -> list[t
     """Moments (seconds since 1970) at which the run must begin to stop."""
     deadlines = []
     if args.deadline is not None:
-        try:
-            # Without a zone, the machine's own time is meant.
-            deadlines.append((StopReason.DEADLINE, datetime.datetime.fromisoformat(args.deadline).timestamp()))
-        except ValueError as error:
-            raise ConfigError(
-                f"callbacks.cancellation.deadline is {args.deadline!r}, which is no moment; "
-                "write it as 2026-11-30T06:00:00+00:00."
-            ) from error
+        deadlines.append((StopReason.DEADLINE, moment_of(args.deadline)))
     if args.seconds_before_job_end is not None:
         job_end = environment.get("SLURM_JOB_END_TIME")
         if job_end is None:

@@ -17,6 +17,9 @@ from olmo_hf.callbacks.wording import duration, short_number
 from olmo_hf.training.callback import OlmoCallback
 
 _CLEAR_LINE = "\r\x1b[K"
+_LEAST_COLUMNS = 60
+"""A table in less would have no room for its words."""
+
 _SHOWN: tuple[tuple[str, str], ...] = (
     ("loss", "train/CrossEntropyLoss"),
     ("z", "train/ZLoss"),
@@ -109,7 +112,9 @@ class Console(OlmoCallback):
         table.add_column(justify="right")
         for name, value in rows.items():
             table.add_row(name, value)
-        RichConsole(file=self._stream, force_terminal=self._bar, highlight=False, markup=False).print(table)
+        console = RichConsole(file=self._stream, force_terminal=self._bar, highlight=False, markup=False)
+        console.width = max(console.width, _LEAST_COLUMNS)
+        console.print(table)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

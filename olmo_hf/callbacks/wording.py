@@ -1,4 +1,8 @@
-"""Numbers and durations as a person reads them."""
+"""Numbers, durations and moments as a person reads and writes them."""
+
+import datetime
+
+from olmo_hf.errors import ConfigError
 
 
 def short_number(value: float) -> str:
@@ -21,3 +25,18 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def moment_of(deadline: str) -> float:
+    """Seconds since 1970 of `callbacks.cancellation.deadline`; without a zone, the machine's own time is meant.
+
+    Raises:
+        ConfigError: it is no moment.
+    """
+    try:
+        return datetime.datetime.fromisoformat(deadline).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"callbacks.cancellation.deadline is {deadline!r}, which is no moment; "
+            "write it as 2026-11-30T06:00:00+00:00."
+        ) from error

@@ -34,16 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_traceback = "--debug" in words
     words = [word for word in words if word != "--debug"]
     verbs = {path.stem.replace("_", "-"): path for path in sorted(_HOME.glob("[a-z]*.py")) if path.stem != "main"}
-    if not words or words[0] in ("-h", "--help"):
-        print(_overview(verbs))
-        return 0 if words else USER_ERROR
-    if words[0] not in verbs:
+    if words and words[0] not in (*verbs, "-h", "--help"):
         guess = nearest(words[0], verbs)
         remedy = f"did you mean `{guess}`?" if guess else "`olmo-hf --help` lists the commands"
         print(f"olmo-hf: there is no command `{words[0]}`; {remedy}", file=sys.stderr)
         return USER_ERROR
     try:
-        return _run_verb(words[0], verbs[words[0]].stem, words[1:])
+        status = _run_verb(words[0], verbs[words[0]].stem, words[1:]) if words and words[0] in verbs else None
+        if status is None:
+            print(_overview(verbs))
+            status = 0 if words else USER_ERROR
+        sys.stdout.flush()  # while somebody notices that nobody reads it
+        return status
     except OlmoHfError as error:
         if show_traceback:
             raise

@@ -101,9 +101,23 @@ def build_config(
         config = OlmoHfConfig(**fields)
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         raise ConfigError([*problems, f"model.config: {last_line(error)}"]) from error
+    problems += _special_ids_outside(config)
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _special_ids_outside(config: OlmoHfConfig) -> list[str]:
+    problems = []
+    for name in ("eos_token_id", "pad_token_id", "bos_token_id"):
+        ids = getattr(config, name, None)
+        for one in ids if isinstance(ids, list) else [ids]:
+            if one is not None and not 0 <= one < config.vocab_size:
+                problems.append(
+                    f"model.config.{name}: found {one}, expected an id of the vocabulary (0 to "
+                    f"{config.vocab_size - 1:,}); correct it, or leave it out"
+                )
+    return problems
 
 
 def load_tokenizer(args: ModelArgs, *, model_max_length: int | None = None) -> PreTrainedTokenizerBase | None:

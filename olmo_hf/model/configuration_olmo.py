@@ -189,9 +189,10 @@ class OlmoHfConfig(PreTrainedConfig):
             yield f"rope_theta must be a number above 0, found {theta!r}"
 
     def _out_of_range(self) -> Iterator[str]:
-        for name in ("attention_dropout", "residual_dropout", "embedding_dropout"):
-            if not 0 <= getattr(self, name) <= 1:
-                yield f"{name} must lie between 0 and 1, found {getattr(self, name)}"
+        most = {"attention_dropout": 1, "residual_dropout": 1, "embedding_dropout": 1, "num_hidden_layers": 1_000}
+        for name, limit in most.items():
+            if not 0 <= getattr(self, name) <= limit:
+                yield f"{name} must lie between 0 and {limit:,}, found {getattr(self, name)}"
         for name in ("rms_norm_eps", "initializer_range", "embedding_initializer_range"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:

@@ -10,6 +10,7 @@ from fsspec.utils import get_protocol
 
 from olmo_hf.args import RunArgs
 from olmo_hf.callbacks.args import callbacks_problems, rollback_problems
+from olmo_hf.callbacks.wording import moment_of
 from olmo_hf.data.args import data_problems
 from olmo_hf.errors import ConfigError
 from olmo_hf.evaluation.args import evaluation_problems
@@ -110,8 +111,11 @@ def check_resume(run: RunArgs) -> Iterator[str]:
     """What changes a restart is asked for together with the checkpoint it starts from."""
     training = run.training
     yield from _check_restored_data(run)
-    if training.resume == "":
-        yield "training.resume: empty; write auto, never or the path of a checkpoint"
+    if not training.resume.rpartition("://")[2]:
+        yield (
+            f"training.resume: found {shown(training.resume)}, which names nothing; write auto, never or the path or "
+            "address of a checkpoint"
+        )
     if training.resume not in _NOT_A_PATH:
         return
     for name in ("reset_optimizer", "reset_trainer_state", "fast_forward_batches", "start_epoch"):
@@ -217,6 +221,9 @@ _AT_LEAST: dict[str, float] = {
 }
 """Smallest value that makes sense; null stays allowed where the field allows it."""
 
+_MOST_WORKERS = 1_024
+"""Processes of one rank that read data; far more than any machine feeds a device with."""
+
 
 def check_ranges(run: RunArgs) -> Iterator[str]:
     """Numbers on their own."""
@@ -226,6 +233,8 @@ def check_ranges(run: RunArgs) -> Iterator[str]:
             value = getattr(value, name)
         if value is not None and value < least:
             yield f"{key}: found {shown(value)}, expected at least {least:g}; raise it"
+    if run.data.num_workers > _MOST_WORKERS:
+        yield f"data.num_workers: found {run.data.num_workers}, but each is a process of its own; lower it"
     for name in ("adam_beta1", "adam_beta2"):
         value = getattr(run.training, name)
         if not 0 <= value < 1:
@@ -239,6 +248,12 @@ def check_ranges(run: RunArgs) -> Iterator[str]:
 def check_sections(run: RunArgs) -> Iterator[str]:
     """Rules that the rooms keep beside their own sections."""
     yield from callbacks_problems(run.callbacks)
+    cancellation = run.callbacks.cancellation
+    if cancellation is not None and cancellation.deadline is not None:
+        try:
+            moment_of(cancellation.deadline)
+        except ConfigError as error:
+            yield from error.problems
     if isinstance(run.training.logging_steps, int):  # tokens are known as steps only at launch
         yield from rollback_problems(run.callbacks, run.training.logging_steps)
     if run.callbacks.model_outputs is not None and run.training.transformers.get("torch_compile"):
@@ -255,8 +270,12 @@ def check_addresses(run: RunArgs) -> Iterator[str]:
     if run.callbacks.upload is not None and run.callbacks.upload.to:
         addresses["callbacks.upload.to"] = run.callbacks.upload.to
     for key, address in addresses.items():
-        if address is not None and (kind := get_protocol(address)) not in available_protocols():
+        if address is None:
+            continue
+        if (kind := get_protocol(address)) not in available_protocols():
             yield f"{key}: found {shown(address)}, but nothing knows `{kind}://`; write s3://, gs://, hf:// or file://"
+        elif not address.rpartition("://")[2].strip("/"):
+            yield f"{key}: found {shown(address)}, which names no place; write the bucket or directory too"
 
 
 CHECKS: tuple[Callable[[RunArgs], Iterator[str]], ...] = (

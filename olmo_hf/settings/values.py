@@ -7,6 +7,7 @@ read by the declared type, not by the rules of the file format.
 import dataclasses
 import enum
 import math
+import os
 import re
 import types
 import typing
@@ -252,7 +253,10 @@ def read_float(value: Any) -> float:
 def read_str(value: Any) -> str:
     """Text; a number or a boolean is not guessed into text, because `007` and `no` would change on the way."""
     if isinstance(value, str):
-        return value
+        if "\0" in value:
+            raise Mismatch("text without the character NUL", "remove it")
+        # The shell replaces it in a word of its own only, and never in a file; a directory named `~` is nobody's wish.
+        return os.path.expanduser(value) if value.startswith("~/") else value
     scalar = isinstance(value, bool | int | float)
     remedy = f"put it in quotes: '{shown(value)}'" if scalar else "write a single word or a text in quotes"
     raise Mismatch("text", remedy)

@@ -4,12 +4,16 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from accelerate.utils import DynamoBackend
 from transformers import TrainingArguments
 
 from olmo_hf.errors import ConfigError
 from olmo_hf.training.args import SchedulerArgs, TrainingArgs
 from olmo_hf.training.batch_plan import BatchPlan
 from olmo_hf.training.durations import SaveIntervals
+
+_DDP_BACKENDS = {"nccl", "gloo", "mpi", "ccl", "hccl", "cncl", "mccl", "xccl"}
+"""What Hugging Face's documentation of `ddp_backend` lists."""
 
 
 @dataclass
@@ -182,6 +186,12 @@ def build_training_arguments(
         **data_loading,
         **training.transformers,
     }
+    backends = {one.value.lower() for one in DynamoBackend}
+    for name, known_values in (("torch_compile_backend", backends), ("ddp_backend", _DDP_BACKENDS)):
+        value = settings.get(name)
+        if value is not None and str(value).lower() not in known_values:
+            listed = ", ".join(sorted(known_values))
+            raise ConfigError(f"training.{name}: found {value!r}, expected one of {listed}; choose one")
     try:
         return OlmoTrainingArguments(**settings)
     except (ValueError, ImportError) as error:

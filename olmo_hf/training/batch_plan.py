@@ -15,6 +15,9 @@ from olmo_hf.training.durations import (
 )
 from olmo_hf.training.schedulers import HORIZONLESS
 
+MOST_INSTANCES = 2**48
+"""Places in the order of a run. Far beyond it, lengths are no longer numbers that Python takes for one."""
+
 
 @dataclass(frozen=True)
 class Length:
@@ -114,10 +117,8 @@ def plan_batches(
         ConfigError: carries every problem found: sizes that do not divide, data smaller than one batch, lengths that
             are none.
     """
-    problems = [
-        *_batch_problems(training, world_size=world_size, num_instances=num_instances),
-        *_length_problems(training),
-    ]
+    problems = _batch_problems(training, world_size=world_size, num_instances=num_instances)
+    problems += _length_problems(training)
     if problems:
         raise ConfigError(problems)
 
@@ -129,6 +130,7 @@ def plan_batches(
         measure(training.max_duration, step=step, tokens_seen=tokens_seen, **units)
         for measure in (duration_in_steps, duration_in_tokens)
     )
+    _require_countable(training, max_steps * global_batch)
     start, end = Length(step, tokens_seen), Length(max_steps, max_tokens)
     return BatchPlan(
         per_device_train_batch_size=training.per_device_train_batch_size,
@@ -147,6 +149,14 @@ def plan_batches(
         save_intervals=_save_intervals(training, **units),
         eval_interval_steps=interval_in_steps(eval_interval, key="evaluation.interval", **units),
     )
+
+
+def _require_countable(training: TrainingArgs, num_instances: int) -> None:
+    if num_instances > MOST_INSTANCES:
+        raise ConfigError(
+            f"training.max_duration is {training.max_duration!r}, which is longer than any run ({num_instances:,} "
+            "instances); write a shorter one"
+        )
 
 
 def _stop_step(training: TrainingArgs, max_steps: int, step: int) -> int:

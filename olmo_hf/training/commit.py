@@ -7,6 +7,7 @@ is killed in between leaves only a hidden directory, which the next start remove
 
 import dataclasses
 import datetime
+import itertools
 import json
 import logging
 import os
@@ -113,6 +114,12 @@ def point_latest_to(checkpoint: Path) -> None:
     new_link = checkpoint.parent / f"{STAGING_PREFIX}{LATEST}"
     try:
         new_link.unlink(missing_ok=True)
+        if link.is_dir() and not link.is_symlink():  # a copy that followed the link, and would stay as it is for ever
+            aside = next(
+                path for n in itertools.count(1) if not (path := link.with_name(f"{LATEST}-copy-{n}")).exists()
+            )
+            link.rename(aside)
+            logger.warning("%s was no link but a directory, and is now %s", link, aside.name)
         os.symlink(checkpoint.name, new_link)
         os.replace(new_link, link)
     except OSError as error:  # a file system without links still trains; the newest checkpoint is found by number

@@ -111,13 +111,19 @@ def _on_all(action: Callable[[], Value]) -> Value:
 
 def _refuse_strangers(directory: Path, name: str) -> None:
     """A directory may be missing, empty, or hold this very run."""
-    if not directory.exists():
+    there = next((path for path in (directory, *directory.absolute().parents) if path.exists()), directory)
+    if not there.is_dir():
+        raise CheckpointError(f"{there}: is a file; set training.output_dir to a directory")
+    if there != directory:
         return
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory}: is a file; set training.output_dir to a directory")
     config = directory / CONFIG_FILE
     if config.is_file():
         written_for = _name_in(config)
+        if written_for is None:
+            raise CheckpointError(
+                f"{config}: does not say which run this is; if it is this one, write `name: {name}` into it, "
+                "otherwise set training.output_dir to another directory"
+            )
         if written_for != name:
             raise CheckpointError(
                 f"{directory}: holds the run {written_for!r}, not {name!r}; set training.output_dir to another "
@@ -125,6 +131,11 @@ def _refuse_strangers(directory: Path, name: str) -> None:
             )
         return
     strangers = [path.name for path in directory.iterdir() if not _is_ours(path)]
+    if strangers and commit.list_checkpoints(directory):
+        raise CheckpointError(
+            f"{directory}: holds checkpoints, but no {CONFIG_FILE} that says of which run; if it is this one, write "
+            f"`name: {name}` into {config}, otherwise set training.output_dir to another directory"
+        )
     if strangers:
         raise CheckpointError(
             f"{directory}: is not empty ({', '.join(sorted(strangers)[:3])}) and holds no run; set "

@@ -128,6 +128,12 @@ def test_result_table(clock, arguments, state, control) -> None:
     assert "12.5000" in text
 
 
+def test_result_table_in_no_columns(clock, arguments, state, control, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "3")
+    console = Console(ConsoleArgs(style="lines"), stream=io.StringIO(), clock=clock)
+    assert "4 (4 in this launch)" in run(console, clock, arguments, state, control, steps=4, seconds=2)
+
+
 def test_checkpoints_are_mentioned_not_too_often(clock, arguments, state, control) -> None:
     console = Console(ConsoleArgs(style="lines", seconds_between_lines=2.0), stream=io.StringIO(), clock=clock)
     for _ in range(5):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 # Each room, and the rooms it may import besides itself.
-MAY_IMPORT: dict[str, set[str]] = {"errors": set(), "when_imported": set(), "allocator": set()}
+MAY_IMPORT: dict[str, set[str]] = {"errors": set(), "when_imported": set(), "allocator": set(), "output": set()}
 MAY_IMPORT["distributed"] = {"errors"}
 MAY_IMPORT["fault_watch"] = {"errors", "distributed"}
 MAY_IMPORT["model"] = MAY_IMPORT["data"] = {"errors", "distributed"}
@@ -21,7 +21,7 @@ MAY_IMPORT["config_file"] = MAY_IMPORT["settings"] | {"settings"}
 MAY_IMPORT["report"] = MAY_IMPORT["config_file"] | {"config_file"}
 MAY_IMPORT["recipes"] = MAY_IMPORT["report"] | {"report"}
 MAY_IMPORT["replay"] = MAY_IMPORT["config_file"] | {"config_file"}
-MAY_IMPORT["launch"] = MAY_IMPORT["recipes"] | {"recipes", "fault_watch"}
+MAY_IMPORT["launch"] = MAY_IMPORT["recipes"] | {"recipes", "fault_watch", "output"}
 MAY_IMPORT["cli"] = MAY_IMPORT["launch"] | {"launch", "report", "replay"}
 MAY_IMPORT["train_hf"] = MAY_IMPORT["cli"] | {"allocator"}
 

@@ -45,6 +45,8 @@ def test_preset_config_and_both():
         ({"config": {"hidden_siz": 1}}, ["model.config.hidden_siz", "did you mean hidden_size?"]),
         ({"config": TINY | {"num_hidden_layers": "two"}}, ["num_hidden_layers", "two"]),
         ({"config": TINY | {"num_attention_heads": 5}}, ["hidden_size 32", "num_attention_heads 5"]),
+        ({"config": TINY | {"eos_token_id": 10**9}}, ["model.config.eos_token_id: found 1000000000", "0 to"]),
+        ({"config": TINY | {"pad_token_id": -1}}, ["model.config.pad_token_id: found -1"]),
         ({"init_from": "/does/not/exist"}, ["model.init_from", "/does/not/exist"]),
     ],
 )

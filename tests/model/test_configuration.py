@@ -112,6 +112,7 @@ def test_low_precision_norm_is_stock_olmo_and_not_forgotten(tmp_path):
         ({"tokenizer_vocab_size": 0}, ["tokenizer_vocab_size", "0"]),
         ({"hidden_size": 0, "vocab_size": -1}, ["vocab_size must be at least 1, found -1", "hidden_size"]),
         ({"num_attention_heads": 0, "head_dim": 8}, ["head_dim 8"]),
+        ({"num_hidden_layers": 10**12}, ["num_hidden_layers must lie between 0 and 1,000, found 1000000000000"]),
         ({"num_attention_heads": 0}, ["num_attention_heads must be at least 1"]),
         ({"num_key_value_heads": 0}, ["num_key_value_heads 0"]),
         ({"intermediate_size": 0, "max_position_embeddings": 0}, ["intermediate_size", "max_position_embeddings"]),

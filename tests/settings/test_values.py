@@ -75,11 +75,19 @@ def test_what_fits_is_read(value, declared, expected):
         ),
         ({"seed": {}}, DataArgs, "a.b.seed: found {}, expected a whole number or null; write it as 300 or 5e6"),
         (["a", 1], tuple[str, ...], "a.b[1]: found 1, expected text; put it in quotes: '1'"),
+        ("a\0b", str, "a.b: found 'a\\x00b', expected text without the character NUL; remove it"),
         (b"x", dict[str, Any], "a.b: found b'x', expected a mapping; write `name: value` pairs"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(value, declared, sentence):
     assert read(value, declared)[1] == [sentence]
+
+
+def test_a_home_directory_is_found_where_no_shell_has_replaced_it(monkeypatch):
+    monkeypatch.setenv("HOME", "/h")
+    assert read("~/runs/x", str) == ("/h/runs/x", [])
+    assert read(["~/a", "b~/c"], tuple[str, ...]) == (("/h/a", "b~/c"), [])
+    assert read("~", str | None) == (None, []), "YAML's null"
 
 
 def test_a_block_reports_all_its_problems_and_keeps_what_is_good():

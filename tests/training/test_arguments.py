@@ -47,6 +47,14 @@ def test_defaults_are_those_of_the_section(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "nearby"), [("torch_compile_backend", "inductor"), ("ddp_backend", "gloo")], ids=["compile", "ddp"]
+)
+def test_a_backend_that_does_not_exist_is_refused_with_those_that_do(tmp_path, name, nearby):
+    with pytest.raises(ConfigError, match=rf"training\.{name}: found 'nope', expected one of .*{nearby}"):
+        build(tmp_path, dataclasses.replace(BASE, transformers={name: "nope"}))
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"optim": "adamwx"}, "adamwx"),

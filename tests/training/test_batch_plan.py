@@ -54,6 +54,12 @@ def test_a_batch_that_does_not_divide_names_numbers_and_neighbours():
         plan_batches(training(**remedy), **RUN)  # what is recommended works
 
 
+@pytest.mark.parametrize("length", ["1e18ep", "9e23T", 2**60])
+def test_a_length_that_nobody_can_count_is_refused(length):
+    with pytest.raises(ConfigError, match="longer than any run"):
+        plan_batches(training(max_duration=length), **RUN)
+
+
 def test_a_batch_smaller_than_one_pass_is_refused():
     with pytest.raises(ConfigError, match="set global_train_batch_size to 16, or per_device_train_batch_size to 4"):
         plan_batches(training(per_device_train_batch_size=8), **RUN)

@@ -174,6 +174,21 @@ def test_latest_may_be_stale_or_impossible(
     assert os.readlink(tmp_path / "latest") == "checkpoint-8", "relative: the directory may be moved"
 
 
+def test_a_copy_that_followed_the_link_makes_room_and_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `cp -rL` and object stores leave it: it would be taken for the newest for ever."""
+    for step in (4, 8):
+        make(tmp_path, step)
+        (tmp_path / "latest").unlink()
+        (tmp_path / "latest").mkdir()
+        (tmp_path / "latest" / "of").write_text(str(step))
+    make(tmp_path, 12)
+    assert os.readlink(tmp_path / "latest") == "checkpoint-12"
+    assert [(tmp_path / f"latest-copy-{n}" / "of").read_text() for n in (1, 2)] == ["4", "8"]
+    assert "was no link but a directory, and is now latest-copy-1" in caplog.text
+
+
 def test_a_checkpoint_of_the_same_step_is_replaced_as_a_whole(tmp_path: Path) -> None:
     make(tmp_path, 4, content=b"old")
     make(tmp_path, 4, content=b"new")

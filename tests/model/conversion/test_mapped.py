@@ -93,14 +93,14 @@ def test_what_the_library_refuses_is_refused(tmp_path, header, size):
     path = write_raw(tmp_path / "x.safetensors", header, bytes(size))
     with pytest.raises((SafetensorError, OSError)):
         load_file(path)
-    with pytest.raises(ConversionError, match=r"x\.safetensors: not a readable"):
+    with pytest.raises(ConversionError, match=r"x\.safetensors: is no readable"):
         places_in_safetensors(path)
 
 
 def test_files_too_short_or_with_an_endless_header(tmp_path):
     for content in (b"", b"1234567", (1 << 62).to_bytes(8, "little") + b"{}"):
         (tmp_path / "x.safetensors").write_bytes(content)
-        with pytest.raises(ConversionError, match="not a readable"):
+        with pytest.raises(ConversionError, match="is no readable"):
             places_in_safetensors(tmp_path / "x.safetensors")
 
 
