@@ -77,7 +77,7 @@ def test_a_run_that_ends_early_still_shows_its_last_step(clock, arguments, state
 
 def test_a_terminal_gets_one_line_that_is_rewritten(clock, arguments, state, control, monkeypatch) -> None:
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setenv("COLUMNS", "200")  # workers of a test run are told of a narrower one
+    monkeypatch.setenv("COLUMNS", "200")  # whatever these tests run in
     text = run(
         Console(ConsoleArgs(), stream=Terminal(), clock=clock), clock, arguments, state, control, steps=5, seconds=1
     )
