@@ -1,12 +1,13 @@
 """Messages of FSDP2 over gloo that go directly from rank to rank: the sums and copies of torch's own collectives."""
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from olmo_hf.training.fsdp_messages import DirectAllGather, DirectReduceScatter
+from olmo_hf.training.fsdp_messages import DirectAllGather, DirectReduceScatter, leave_out_warning_of_views
 
 N = 1001
 """Numbers that each rank holds."""
@@ -61,3 +62,14 @@ def test_four_ranks_sum_in_the_order_of_ranks(four_ranks: Any) -> None:
             assert torch.equal(found["ours"], found["expected"])
     for found in four_ranks(gather, torch.float32, False):
         assert torch.equal(found["ours"], found["torchs"])
+
+
+def test_the_warning_of_views_alone_is_left_out() -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        leave_out_warning_of_views()
+        warnings.warn(
+            "FSDP2-wrapped module (FSDPOlmoHfNorm, FSDPLinear) returned a view tensor. An in-place op", stacklevel=1
+        )
+        warnings.warn("something else of FSDP2", stacklevel=1)
+    assert [str(one.message) for one in shown] == ["something else of FSDP2"]
