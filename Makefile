@@ -124,6 +124,7 @@ pictures: $(READY) $(DATA)/train/manifest.json  ## trains what the README and th
 
 guide: $(READY)  ## builds docs/ as a site in build/guide, offline; fails at a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo 'The guide is in build/guide/index.html'
 
 clean:  ## removes caches and built packages; data, runs and .venv stay
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
