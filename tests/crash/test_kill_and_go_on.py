@@ -26,6 +26,7 @@ def test_killed_between_saves_from_the_command_line(undisturbed: Undisturbed, tm
     runs.same_run(tmp_path / "run", undisturbed["one"])
 
 
+@pytest.mark.takes(22, "torchrun twice, with two interpreters each: launcher and ranks are real, and die together")
 def test_killed_under_torchrun(undisturbed: Undisturbed, tmp_path: Path) -> None:
     """The launcher and its ranks are killed together; the same command goes on."""
     config, run_dir = runs.write_run(tmp_path), tmp_path / "run"

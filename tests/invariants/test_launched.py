@@ -43,6 +43,7 @@ def same(found: dict[int, tuple[float, float, float]], one: dict[int, tuple[floa
         assert found[step][2] == rate
 
 
+@pytest.mark.takes(22, "two launch lines as users type them: five interpreters that import torch")
 @pytest.mark.skipif(os.cpu_count() == 1, reason="two processes want two cores")
 @pytest.mark.parametrize(
     "name",
