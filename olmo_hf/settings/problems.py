@@ -22,6 +22,8 @@ class Problems:
     def add(self, key: str, sentence: str) -> None:
         """Notes a problem once; `sentence` names the key, the value found, what was expected and the remedy."""
         self.keys.add(key)
+        # A key may hold line breaks and what terminals take for commands.
+        sentence = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in sentence)
         if sentence not in self.sentences:
             self.sentences.append(sentence)
 

@@ -76,6 +76,11 @@ def test_what_fits_is_read(value, declared, expected):
         ({"seed": {}}, DataArgs, "a.b.seed: found {}, expected a whole number or null; write it as 300 or 5e6"),
         (["a", 1], tuple[str, ...], "a.b[1]: found 1, expected text; put it in quotes: '1'"),
         ("a\0b", str, "a.b: found 'a\\x00b', expected text without the character NUL; remove it"),
+        (
+            {"x\n\x1b[2Jy": "z"},
+            dict[str, float],
+            "a.b.x\\n\\x1b[2Jy: found 'z', expected a finite number; write it as 0.1 or 1e-5",
+        ),
         (b"x", dict[str, Any], "a.b: found b'x', expected a mapping; write `name: value` pairs"),
     ],
 )
