@@ -192,7 +192,8 @@ class RestartingTrainer(LearningTrainer):
         source = None if self.args.reset_trainer_state else resume_from_checkpoint
         started = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, source, trial)
         self.state.compute_steps(self.args, max_steps)
-        is_over = self.state.global_step >= max_steps  # also where more batches are on offer than there are steps
+        # Also where more batches are on offer than there are steps, and where `stop_at` lies behind.
+        is_over = self.state.global_step >= last_step(self.args, self.state)
         return (num_epochs, 0) if is_over else started
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:

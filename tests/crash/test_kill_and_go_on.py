@@ -71,10 +71,20 @@ def test_killed_inside_a_save(undisturbed: Undisturbed, forks: Forks, tmp_path: 
     runs.same_run(run_dir, undisturbed[mode])
 
 
-def test_a_finished_run_stays_as_it_is(forks: Forks, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "again", "last"),
+    [
+        pytest.param((), (), runs.STEPS, id="the whole run"),
+        pytest.param(("--training.stop_at=5",), ("--training.stop_at=5",), 5, id="stopped, and the same command"),
+        pytest.param(("--training.stop_at=5",), ("--training.stop_at=3",), 5, id="a stop that lies behind"),
+    ],
+)
+def test_a_finished_run_stays_as_it_is(
+    forks: Forks, tmp_path: Path, words: tuple[str, ...], again: tuple[str, ...], last: int
+) -> None:
     config = runs.write_run(tmp_path)
-    forks.run(config)
+    forks.run(config, *words)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").glob("checkpoint-*/*")}
-    forks.run(config)
+    forks.run(config, *again)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").glob("checkpoint-*/*")} == before
-    assert runs.logged_steps(tmp_path / "run") == list(range(1, runs.STEPS + 1))
+    assert runs.logged_steps(tmp_path / "run") == list(range(1, last + 1))
