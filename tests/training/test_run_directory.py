@@ -86,7 +86,7 @@ def test_a_launch_killed_before_it_wrote_its_settings_is_no_stranger(tmp_path: P
     ("content", "message"),
     [
         pytest.param("notes.txt", "is not empty", id="a-file"),
-        pytest.param("checkpoint-5/model.safetensors", "is not empty", id="another-programs-checkpoint"),
+        pytest.param("checkpoint-5/model.safetensors", "holds checkpoints, but no", id="another-programs-checkpoint"),
     ],
 )
 def test_a_directory_of_others_is_left_alone(tmp_path: Path, content: str, message: str) -> None:
