@@ -74,6 +74,7 @@ def test_offline_and_tensorboard_go_on_under_one_id_after_going_back(tmp_path: P
     assert points[12] == pytest.approx(logged[12]["train/CrossEntropyLoss"], rel=1e-6)
 
 
+@pytest.mark.takes(23, "wandb's own process is started, waits for the server, and is waited for at the end")
 def test_a_server_that_is_not_there_holds_nothing_up_for_long(undisturbed: Path, tmp_path: Path) -> None:
     config = runs.write_run(tmp_path, save_interval_ephemeral=None)
     env = {

@@ -88,6 +88,7 @@ def launch(directory: Path, *words: str) -> None:
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.takes(26, "three runs that really train, launched one after another: fewer points draw no curve")
 def test_three_real_runs_are_fitted_and_drawn(tmp_path, capsys, monkeypatch):
     """From the ladder's own files to its picture: larger and longer runs end lower, and the law goes through them."""
     base_on_this_machine(tmp_path)
