@@ -17,9 +17,9 @@ from olmo_hf import distributed
 from olmo_hf.callbacks.args import CancellationArgs
 from olmo_hf.callbacks.stop_signals import StopSignals
 from olmo_hf.callbacks.wandb_tags import TagWatch
-from olmo_hf.callbacks.wording import moment_of
 from olmo_hf.data.order import DataPosition
 from olmo_hf.training.callback import OlmoCallback
+from olmo_hf.wording import moment_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class StopReason(Enum):
 class Cancellation(OlmoCallback):
     """Looks for reasons to stop every `interval_steps` and lets all ranks agree by one small sum.
 
-    An evaluation is cut short for the same reasons, but the loss; the stop itself follows at the end of a step. Then:
+    An evaluation is cut short for the same reasons except the loss; the stop follows at the end of a step. Then:
     a checkpoint at this step, `extra_steps` more steps without checkpoint or evaluation (their metrics overlap those
     of the launch that continues), and the end. Any rank may bring a signal; the other reasons are rank 0's.
 

@@ -13,8 +13,8 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from olmo_hf.callbacks.args import ConsoleArgs
 from olmo_hf.callbacks.cancellation import Cancellation
-from olmo_hf.callbacks.wording import duration, short_number
 from olmo_hf.training.callback import OlmoCallback
+from olmo_hf.wording import duration, short_number
 
 _CLEAR_LINE = "\r\x1b[K"
 _LEAST_COLUMNS = 60

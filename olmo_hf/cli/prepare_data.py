@@ -12,6 +12,7 @@ from olmo_hf.data.prepare_options import PrepareOptions
 from olmo_hf.data.tokenizer_files import read_tokenizer
 from olmo_hf.data.verify import verify_files, verify_prepared
 from olmo_hf.errors import DataError
+from olmo_hf.wording import counted
 
 HELP = "turn text, JSON lines, Parquet or a datasets data set into token files and a manifest"
 
@@ -194,11 +195,6 @@ def verify(namespace: argparse.Namespace) -> int:
         print(problem, file=sys.stderr)
     print("nothing is wrong" if not problems else f"{len(problems)} problems", file=sys.stderr)
     return 1 if problems else 0
-
-
-def counted(number: int, thing: str) -> str:
-    """`1 file`, `2 files`."""
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")
 
 
 def describe(report: PrepareReport, output: str) -> None:

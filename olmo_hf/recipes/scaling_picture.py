@@ -9,13 +9,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from olmo_hf.callbacks.wording import short_number
 from olmo_hf.recipes.finished_runs import TRAINING_LOSS
 from olmo_hf.recipes.ladder import TOKENS_PER_PARAMETER
 from olmo_hf.recipes.scaling_law import Point, ScalingLaw
 from olmo_hf.report.history import History
 from olmo_hf.report.png import COLORS
 from olmo_hf.report.smoothing import keep_extremes, smooth
+from olmo_hf.wording import short_number
 
 _SHOWN_POINTS = 1500
 _WARM = 0.1

@@ -9,12 +9,12 @@ from importlib import resources
 from typing import Any
 
 from olmo_hf.callbacks.json_lines import strict_json
-from olmo_hf.callbacks.wording import duration, short_number
 from olmo_hf.report.charts import charts_of, label_of
 from olmo_hf.report.history import History
 from olmo_hf.report.packing import MAX_POINTS_ALL_RUNS, pack_map, pack_series
 from olmo_hf.report.png import COLORS
 from olmo_hf.report.smoothing import smooth
+from olmo_hf.wording import duration, short_number
 
 _SCRIPTS = ("numbers.js", "chart.js", "page.js")
 _MAX_HAPPENINGS = 500

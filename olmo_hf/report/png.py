@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 
-from olmo_hf.callbacks.wording import short_number
 from olmo_hf.report.charts import Chart, charts_of, label_of
 from olmo_hf.report.history import History, Series
 from olmo_hf.report.smoothing import keep_extremes, smooth
+from olmo_hf.wording import short_number
 
 COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 """One per run, in order; told apart in greyscale and by the colour-blind as far as eight colours can be."""

@@ -10,7 +10,6 @@ from fsspec.utils import get_protocol
 
 from olmo_hf.args import RunArgs
 from olmo_hf.callbacks.args import callbacks_problems, rollback_problems
-from olmo_hf.callbacks.wording import moment_of
 from olmo_hf.data.args import data_problems
 from olmo_hf.errors import ConfigError
 from olmo_hf.evaluation.args import evaluation_problems
@@ -18,6 +17,7 @@ from olmo_hf.model.presets import PRESETS
 from olmo_hf.settings.problems import Problems, nearest, shown
 from olmo_hf.training.durations import parse_duration
 from olmo_hf.training.schedulers import scheduler_problems
+from olmo_hf.wording import moment_of
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NOT_A_PATH = ("auto", "never")

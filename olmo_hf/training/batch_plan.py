@@ -14,6 +14,7 @@ from olmo_hf.training.durations import (
     save_interval,
 )
 from olmo_hf.training.schedulers import HORIZONLESS
+from olmo_hf.wording import counted
 
 MOST_INSTANCES = 2**48
 """Places in the order of a run. Far beyond it, lengths are no longer numbers that Python takes for one."""
@@ -249,32 +250,28 @@ def _horizon(scheduler: SchedulerArgs, start: Length, end: Length, tokens_per_st
     return end if scheduler.t_max is None else _point(scheduler.t_max, scheduler.units, start, tokens_per_step)
 
 
-def _counted(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")
-
-
 def describe(plan: BatchPlan) -> list[tuple[str, str]]:
     """Rows (label, value) of the table printed at the start; every length in steps and in tokens."""
 
     def both(length: Length) -> str:
-        return f"{_counted(length.steps, 'step')} = {length.tokens:,} tokens"
+        return f"{counted(length.steps, 'step')} = {length.tokens:,} tokens"
 
     def every(interval: Interval | None) -> str:
         if interval is None:
             return "never"
         if interval.steps is None:
             return f"{interval.minutes:,} minutes"
-        return f"{_counted(interval.steps, 'step')} = {interval.steps * plan.tokens_per_step:,} tokens"
+        return f"{counted(interval.steps, 'step')} = {interval.steps * plan.tokens_per_step:,} tokens"
 
     stop_tokens = plan.start.tokens + (plan.stop_step - plan.start.steps) * plan.tokens_per_step
     passes = (
-        f"{_counted(plan.world_size, 'device')} x {_counted(plan.per_device_train_batch_size, 'instance')} x "
-        f"{_counted(plan.gradient_accumulation_steps, 'accumulation step')}"
+        f"{counted(plan.world_size, 'device')} x {counted(plan.per_device_train_batch_size, 'instance')} x "
+        f"{counted(plan.gradient_accumulation_steps, 'accumulation step')}"
     )
     return [
         (
             "batch",
-            f"{_counted(plan.global_train_batch_size, 'instance')} = {plan.tokens_per_step:,} tokens ({passes})",
+            f"{counted(plan.global_train_batch_size, 'instance')} = {plan.tokens_per_step:,} tokens ({passes})",
         ),
         ("epoch", both(Length(plan.steps_per_epoch, plan.steps_per_epoch * plan.tokens_per_step))),
         ("run", both(Length(plan.max_steps, plan.max_tokens))),

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from olmo_hf.errors import ConfigError
+from olmo_hf.wording import counted
 
 WeightDecayRule = Literal["by_role", "by_dimension"]
 
@@ -163,8 +164,7 @@ def describe_groups(groups: list[dict[str, Any]]) -> list[tuple[str, str]]:
             kinds[kind] = kinds.get(kind, 0) + 1
         entries = [kind if count == 1 else f"{kind} (x{count})" for kind, count in kinds.items()]
         elements = sum(parameter.numel() for parameter in group["params"])
-        tensors = len(group["params"])
-        size = f"{tensors} tensor{'' if tensors == 1 else 's'}, {elements:,} elements"
+        size = f"{counted(len(group['params']), 'tensor')}, {elements:,} elements"
         muon = ", muon" if group.get("use_muon", False) else ""
         scale = f", learning rate x {group['lr_scale']:g}" if group.get("lr_scale", 1.0) != 1.0 else ""
         label = f"group {number}, weight decay {group['weight_decay']}{scale}{muon}"

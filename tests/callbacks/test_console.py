@@ -4,7 +4,7 @@ import pytest
 
 from olmo_hf.callbacks.args import ConsoleArgs
 from olmo_hf.callbacks.console import Console, progress_line
-from olmo_hf.callbacks.wording import duration, short_number
+from olmo_hf.wording import duration, short_number
 
 LOGS = {
     "train/CrossEntropyLoss": 3.21456,

@@ -9,10 +9,10 @@ import pytest
 
 # Each room, and the rooms it may import besides itself.
 MAY_IMPORT: dict[str, set[str]] = {"errors": set(), "when_imported": set(), "allocator": set(), "output": set()}
-MAY_IMPORT["distributed"] = {"errors"}
+MAY_IMPORT["distributed"] = MAY_IMPORT["wording"] = {"errors"}
 MAY_IMPORT["fault_watch"] = {"errors", "distributed"}
 MAY_IMPORT["model"] = MAY_IMPORT["data"] = {"errors", "distributed"}
-MAY_IMPORT["training"] = {"errors", "distributed", "model", "data"}
+MAY_IMPORT["training"] = {"errors", "wording", "distributed", "model", "data"}
 MAY_IMPORT["evaluation"] = MAY_IMPORT["training"] | {"training"}
 MAY_IMPORT["callbacks"] = MAY_IMPORT["evaluation"] | {"evaluation"}
 MAY_IMPORT["args"] = MAY_IMPORT["callbacks"] | {"callbacks"}

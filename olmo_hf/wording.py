@@ -15,6 +15,11 @@ def short_number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
 def duration(seconds: float) -> str:
     """`42s`, `3m07s`, `5h12m` or `6d04h`."""
     whole = round(seconds)
